@@ -18,6 +18,9 @@ from algorithms.launch.engine.settings import Trials
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 CURVES = 6  # settings of a sweep whose curves are drawn
 PANELS = (("eval_return", "evaluation return"), ("episode_return", "training return"))
+LEGEND_LINE = 0.16  # inches of a line of small letters
+HALF_WIDE = 36  # letters of a label in half of a legend's width
+BELOW_AXIS = -0.17  # of the axes' height: under the labels of the horizontal axis
 MOST_TICKS = 8  # whole numbers that are marked one by one
 # Of an environment's own metrics (envs/metrics.py): panels of more would be too small to read.
 MOST_METRICS = 3
@@ -147,7 +150,9 @@ def sweep(
     panels = len(fields) + 1
     columns = min(panels, 3)
     rows = -(-panels // columns) * len(groups)
-    figure = Figure(figsize=(1.0 + 5.0 * columns, 0.6 + 3.8 * rows), layout="constrained")
+    lines = sum(1 + -(-min(CURVES, len(own)) // _columns(own)) for own in groups.values())
+    size = (1.0 + 5.0 * columns, 0.6 + 3.8 * rows + LEGEND_LINE * lines)
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).reshape(len(groups), -1)
     broken = sum(setting.broken for setting in ranked)
     figure.suptitle(f"{title} ({broken} trials not finite)" if broken else title)
@@ -215,7 +220,8 @@ def _returns_over(ax: Any, ranked: Sequence[results.Ranked], field: str, linear:
     if len(distinct) < len(ranked) or len(distinct) <= 12:  # a line through draws would be noise
         means = [mean_and_error(y[x == value])[0] for value in distinct]
         ax.plot(distinct, means, color=COLOURS[1], linewidth=2, label="mean")
-        ax.legend(frameon=False, fontsize="small")
+        above = dict(loc="lower right", bbox_to_anchor=(1.0, 1.01), borderaxespad=0.0)
+        ax.legend(frameon=False, fontsize="small", **above)
     ax.set_xlabel(field)
     ax.set_ylabel("return at the last point")
     ax.grid(alpha=0.3)
@@ -233,13 +239,22 @@ def _mark(ax: Any, values: Sequence[int]) -> None:
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
+def _label(setting: results.Ranked) -> str:
+    return ", ".join(settings.text_of(setting.setting))
+
+
+def _columns(ranked: Sequence[results.Ranked]) -> int:
+    """Of the legend of the best curves: two where labels are short."""
+    return 1 if max(len(_label(setting)) for setting in ranked[:CURVES]) > HALF_WIDE else 2
+
+
 def _best_curves(ax: Any, ranked: Sequence[results.Ranked]) -> None:
     last, shown = 1, []
     for colour, setting in zip(COLOURS, ranked[:CURVES]):
         points = min(len(trial.returns) for trial in setting.trials)
         returns = np.stack([trial.returns[:points] for trial in setting.trials], 1)
         x = setting.trials[0].timesteps[:points]
-        label = ", ".join(settings.text_of(setting.setting)) or f"{returns.shape[1]} seeds"
+        label = _label(setting) or f"{returns.shape[1]} seeds"
         marks: Any = {"marker": "o", "markersize": 4} if len(x) <= 30 else {}
         middle(ax, x, returns, color=colour, label=label, linewidth=1.8, **marks)
         last = max(last, *x)
@@ -250,7 +265,8 @@ def _best_curves(ax: Any, ranked: Sequence[results.Ranked]) -> None:
     best = f"the best {CURVES} of {len(ranked)} settings" if len(ranked) > CURVES else ""
     if ax.get_legend_handles_labels()[0]:
         small = dict(fontsize="x-small", title_fontsize="x-small")
-        ax.legend(frameon=False, loc="best", title=best, **small)
+        below = dict(loc="upper left", bbox_to_anchor=(0.0, BELOW_AXIS), borderaxespad=0.0)
+        ax.legend(frameon=False, title=best, ncols=_columns(ranked), **small, **below)
 
 
 def middle(

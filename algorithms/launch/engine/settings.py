@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -125,6 +126,16 @@ def lenient(values: Any) -> Any:
 def algorithm_name(module: Any) -> str:
     """The name of the algorithm's file, also when it is the program that was started."""
     return Path(module.__file__).stem
+
+
+def command_of(module: Any) -> str:
+    """The command that starts the algorithm's file, as the documentation has it."""
+    file = Path(module.__file__).resolve()
+    if file.parent == Path(parts.__file__).resolve().parents[1]:
+        return f"python algorithms/{file.name}"
+    here = Path.cwd()
+    name = file.relative_to(here) if file.is_relative_to(here) else file
+    return f"python {shlex.quote(str(name))}"
 
 
 def env_name(config: Any) -> str:

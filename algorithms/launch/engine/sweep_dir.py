@@ -141,7 +141,9 @@ class SoFar(NamedTuple):
         with self.losses.survive("report.html", "report.html was not written", Exception):
             retested = self.retested if self.is_retested else []
             again = results.retests(ranked, retested, self.objective)
-            text = report(self.page, self.path, ranked, title, again, self.objective, config)
+            module = self.chunks[0].trainer.module
+            given = self.path, ranked, title, again, self.objective, config
+            text = report(self.page, *given, command=settings.command_of(module))
             files.write_whole(self.path / "report.html", text)
 
 
@@ -170,6 +172,8 @@ def report(
     objective: str,
     config: Any = None,
     suffix: str = "",
+    *,
+    command: str,
 ) -> bytes:
     """The content of report.html.
 
@@ -178,11 +182,29 @@ def report(
       again: the settings of a retest.
       config: of which fields have limits; None: limits are unknown.
       suffix: of the names of the files beside it.
+      command: that starts the algorithm's file.
     """
-    grid = experiment.open(sweep_dir).description["grid"]
+    there = experiment.open(sweep_dir)
     names = settings.float_fields(config) if config else []
     limits = {name: parts.bounds(config, name) for name in names}
-    return page(ranked, title, sweep_dir, grid, again, objective, limits, suffix).encode()
+    given = there.description["grid"], again, objective, limits, suffix, command
+    return page(ranked, title, sweep_dir, *given, seconds_of(there)).encode()
+
+
+def seconds_of(there: experiment.Experiment) -> dict[int, float]:
+    """Seconds of training for each trial but those of a retest, by its number.
+
+    Trials that train at once share the seconds of their chunk. Later rungs add theirs.
+    """
+    found: dict[int, float] = {}
+    for entry in there.entries:
+        run_dir = RunDir.open(entry.path)
+        last = max(run_dir.table(), default=None)
+        if last is None or entry.retest:
+            continue
+        each = run_dir.seconds(last) / len(entry.numbers)
+        found |= {number: found.get(number, 0.0) + each for number in entry.numbers}
+    return found
 
 
 def trials_csv(chunks: list[Chunk]) -> str:

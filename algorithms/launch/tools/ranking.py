@@ -5,6 +5,7 @@
 What the sweep wrote stays: the new files have the objective in their names.
 """
 
+import contextlib
 import json
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -147,8 +148,11 @@ def _contents(
     configs = [run_dir.description["config"] for run_dir in there.run_dirs()]
     names = sorted({settings.env_label(config["env"]) for config in configs})
     title = f"{there.algorithm} on {', '.join(names)}"
-    given = there.path, ranked, title, again, objective, _config(there)
-    made[f"report{suffix}.html"] = sweep_dir.report(_page(), *given, suffix)
+    module = _module(there)
+    command = settings.command_of(module) if module else f"python {there.algorithm}.py"
+    given = there.path, ranked, title, again, objective, _config(there, module)
+    report = sweep_dir.report(_page(), *given, suffix, command=command)
+    made[f"report{suffix}.html"] = report
     return made
 
 
@@ -158,12 +162,18 @@ def _page() -> Callable[..., str]:
     return page
 
 
-def _config(there: Experiment) -> Any:
-    """The Config of the first chunk; None of a file of the user's own, or its environment."""
-    try:
-        return there.run_dirs()[0].config(loading.find_module(there.algorithm).Config)
-    except UserError:
-        return None
+def _module(there: Experiment) -> Any:
+    """The algorithm's module; None of a file of the user's own."""
+    with contextlib.suppress(UserError):
+        return loading.find_module(there.algorithm)
+    return None
+
+
+def _config(there: Experiment, module: Any) -> Any:
+    """The configuration of the first chunk; None where the user's own environment is missing."""
+    with contextlib.suppress(UserError):
+        return module and there.run_dirs()[0].config(module.Config)
+    return None
 
 
 def _written(path: Path, made: dict[str, bytes]) -> list[Path]:

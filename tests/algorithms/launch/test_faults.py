@@ -147,7 +147,7 @@ def test_the_newest_policy_is_made_again(whole, broken, how):
 
 @pytest.mark.parametrize("how", ["empty", "gone"])
 def test_the_newest_policy_of_a_finished_chunk_is_made_again(tmp_path, monkeypatch, how):
-    more = {"max_parallel": 1, "sweep_dir": tmp_path / "sweep"}
+    more = {"max_parallel": 1, "sweep_dir": tmp_path / "sweep", "sweep_states": "all"}
     swept = launch.sweep(toy, CONFIG.replace(num_evals=2), {"gamma": [0.5, 0.9]}, **more)
     policy = swept.sweep_dir / "chunk_000" / "checkpoints" / "000002.policy"
     before = policy.read_bytes()

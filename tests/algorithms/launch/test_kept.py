@@ -98,7 +98,8 @@ def assert_close(found, expected, rtol=1e-4):
 
 def text_of(page):
     """The words and numbers of an HTML page, without style, scripts and places of lines."""
-    page = re.sub(r"<(style|script)\b.*?</\1>", " ", page, flags=re.DOTALL)
+    page = re.sub(r"<(style|script|footer)\b.*?</\1>", " ", page, flags=re.DOTALL)
+    page = re.sub(r'<span class="clock">.*?</span>', " ", page)
     return " ".join(re.sub(r"<[^>]*>", " ", page).split())
 
 
@@ -111,6 +112,7 @@ def without_intervals(text):
     )
     text = re.sub(r"\S+ \(\S+ to \S+\)|\S+ to \S+", " ", text)
     told = ("95 %", "cannot tell", "the band", "interval", "mean return")
+    told += ("A click keeps it", "Retest the best", "The setting that won", "partly luck; seeds")
     return [" ".join(s.split()) for s in text.split(". ") if not any(word in s for word in told)]
 
 

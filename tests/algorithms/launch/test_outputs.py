@@ -207,6 +207,8 @@ def test_what_an_environment_reports_has_panels_of_its_own(tmp_path, monkeypatch
 
 def test_a_sweep_s_axes_are_of_their_kinds(tmp_path, monkeypatch):
     """Booleans and whole numbers are marked, what was drawn uniformly is linear."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     figures = []
     monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
     values = {"anneal_lr": (True, False), "num_envs": (4, 64), "gamma": (0.1, 0.9)}
@@ -231,6 +233,16 @@ def test_a_sweep_s_axes_are_of_their_kinds(tmp_path, monkeypatch):
     labels = ("x", "environment steps")
     rows = list(itertools.product(("A-v0", "B-v0"), labels))
     assert titles == rows, "a row of panels for each environment"
+    seven = [one._replace(setting={"x": float(i)}) for i, one in enumerate(trials[:7])]
+    plots.sweep(results.rank(seven), "the best of seven", tmp_path / "x.png")
+    for figure in figures:
+        FigureCanvasAgg(figure).draw()
+        panels = [ax.get_window_extent() for ax in figure.axes]
+        legends = [ax.get_legend() for ax in figure.axes if ax.get_legend()]
+        assert len(legends) == len(panels)
+        for box in (legend.get_window_extent() for legend in legends):
+            assert not any(box.overlaps(panel) for panel in panels), "it covers no curve"
+            assert box.y0 >= 0 and box.y1 <= figure.bbox.y1
 
 
 def test_a_failing_curve_leaves_the_old_one(tmp_path, monkeypatch):

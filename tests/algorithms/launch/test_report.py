@@ -1,20 +1,34 @@
 """report.html: its numbers against NumPy, and a whole page for every kind of sweep."""
 
+import html
 import importlib.util
 import itertools
 import json
 import re
+import shlex
 import sys
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from algorithms import launch
-from algorithms.launch.engine import loop, plots, results
+from algorithms.launch.engine import experiment, loop, plots, results, sweep_dir
+from algorithms.launch.engine import settings as settings_module
 from algorithms.launch.engine.results import Outcome
-from algorithms.launch.tools.report import chance, curves, importance, landscapes, page, study, svg
+from algorithms.launch.tools.report import (
+    chance,
+    curves,
+    importance,
+    landscapes,
+    page,
+    study,
+    svg,
+    table,
+)
 from tests.algorithms.launch import toy
+from tests.algorithms.launch.kept.make import KEPT
 
 pytestmark = pytest.mark.usefixtures("quick_curves", "shared_programs")
 
@@ -245,7 +259,127 @@ def test_sentences_are_about_this_sweep():
     assert "The best pair is learning_rate=0.01 with gamma=0.9, mean -0.9" in found.text
     assert "--config runs/x/best.json --seed 102 --num-seeds 10" in found.text
     at = found.heads.index("Return over learning_rate")
-    assert "explains 100 % of the variance; best at 0.01, with -0.945" in found.captions[at]
+    assert "100 % of the variance; the mean return is highest at 0.01, -0.945" in found.captions[at]
+    assert "lowest at 1e-4, -20.95. The setting that won has 0.01." in found.captions[at]
+
+
+def test_the_best_value_on_average_need_not_be_that_of_the_winner():
+    settings = product(learning_rate=[1e-3, 1e-2], gamma=[0.9, 0.99])
+    finals = iter((100.0, 0.0, 75.0, 90.0))
+    found = read(sweep(settings, 1, lambda _: next(finals)), listed(settings))
+    assert "learning_rate=0.001, gamma=0.9: mean return 100 with one seed." in found.text
+    said = found.captions[found.heads.index("Return over learning_rate")]
+    assert "highest at 0.01, 82.5, and lowest at 0.001, 50. The setting that won has 0.001." in said
+
+
+def test_the_command_can_be_pasted_and_says_why_its_seeds():
+    settings = product(learning_rate=RATES)
+    ranked = sweep(settings, 3)
+    given = {"suffix": "-x", "command": "python 'my files/foo.py'"}
+    text = page.page(ranked, "t", "my runs/it's", listed(settings), **given)
+    (line,) = re.findall(r'<code class="command">(.*?)</code>', text)
+    words = shlex.split(html.unescape(line))
+    expected = ["python", "my files/foo.py", "--config", "my runs/it's/best-x.json"]
+    assert words == [*expected, "--seed", "102", "--num-seeds", "10"]
+    assert "chosen on seeds 0 to 2, so its return there is partly luck; seeds 102 to 111" in text
+    again = results.retests(ranked, [trial(settings[0], 9, 7.0), trial(settings[0], 12, 7.0)])
+    text = page.page(ranked, "t", "runs/x", listed(settings), again)
+    assert "Its file names seeds 9 to 12, those of the retest:" in text
+    assert '<code class="command">python FILE.py --config runs/x/best.json</code>' in text
+    alone = read(sweep([{}], 2), {}).text
+    assert "Train it on more seeds. The sweep has had seeds 0 to 1:" in alone
+
+
+def test_the_command_starts_the_file_as_the_documentation_does(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    of = lambda path: settings_module.command_of(SimpleNamespace(__file__=str(path)))
+    assert of(page.HERE.parents[2] / "ppo.py") == "python algorithms/ppo.py"
+    assert of(tmp_path / "my ppo.py") == "python 'my ppo.py'"
+    assert of("/elsewhere/ppo.py") == "python /elsewhere/ppo.py"
+
+
+def test_no_place_in_a_row_of_pictures_is_empty():
+    width = {"third": 2, "half": 3, "all": 6}
+    for count in range(1, 14):
+        kinds = re.findall(r'<div class="(\w+)( odd)?">', page._in_rows(["x"] * count))
+        assert len(kinds) == count
+        rows, left = 0, 6
+        for kind, _ in kinds:
+            left -= width[kind]
+            assert left >= 0
+            rows, left = (rows + 1, 6) if not left else (rows, left)
+        assert left == 6, "the last row is full"
+        assert [bool(odd) for _, odd in kinds] == [False] * (count - 1) + [count % 2 == 1]
+
+
+def test_lines_through_all_settings_leave_the_labels_free():
+    found = one_study(sweep(draws(8)), DRAWS)
+    drawn = landscapes.over_all(found)
+    labels = {int(y) for y in re.findall(r'y="(\d+)" text-anchor="middle"', drawn)}
+    assert len(labels) == 3, "those of the ticks of each axis"
+    lanes = re.findall(r'class="lane s\d" d="(.*?)"', drawn)
+    assert len(lanes) == 8
+    for y in labels:
+        for a, b in re.findall(r"M[\d.]+ (\d+)L[\d.]+ (\d+)", "".join(lanes)):
+            assert not (int(a) < y + 3 and int(b) > y - 12), "a line crosses this label"
+
+
+def test_a_row_is_estimated_once_and_the_scale_is_the_columns(monkeypatch):
+    counts = {"estimate": 0, "scores_scale": 0}
+
+    def counting(name, function):
+        def call(*given):
+            counts[name] += 1
+            return function(*given)
+
+        return call
+
+    for name in counts:
+        monkeypatch.setattr(table, name, counting(name, getattr(table, name)))
+    table.ranking(one_study(sweep(draws(12), 3), DRAWS))
+    assert counts == {"estimate": 12, "scores_scale": 1}
+
+
+def test_a_click_shows_the_curves_of_a_settings_seeds():
+    settings = product(learning_rate=RATES, gamma=[0.9, 0.95, 0.99])
+    text = page.page(sweep(settings, 3), "t", ".", listed(settings))
+    groups = re.findall(r'<g class="seeds" data-of="(\d+)">(.*?)</g>', text)
+    wide, narrow = groups[:6], groups[6:]
+    assert [of for of, _ in wide] == [of for of, _ in narrow] == list("012345")
+    assert all(lines.count("<path") == 3 for _, lines in groups)
+    assert "draws the curves of its seeds if it is one of the best 6." in text
+    assert 'classList.toggle("open", group.dataset.of === setting)' in text
+    alone = page.page(sweep(settings, 1), "t", ".", listed(settings))
+    assert '<g class="seeds"' not in alone and "draws the curves" not in alone
+
+
+def test_it_says_how_long_a_trial_took_and_links_to_the_tables():
+    settings = product(learning_rate=RATES)
+    ranked = sweep(settings, 2, number=0)
+    trials = [t for one in ranked for t in one.trials]
+    trials = [t._replace(number=i) for i, t in enumerate(trials)]
+    ranked = results.rank(trials)
+    same = page.page(ranked, "t", ".", {}, seconds=dict.fromkeys(range(6), 20.0))
+    assert ", 2m00s of training, 20 s a trial</span>" in same and "seconds a trial" not in same
+    longer = {i: 20.0 + 10.0 * (i // 2) for i in range(6)}
+    text = page.page(ranked, "t", ".", {}, seconds=longer)
+    assert "<th>seconds a trial</th>" in text and ", 3m00s of training, 30 s a trial" in text
+    cells = re.findall(r'<td class="clock" data-name="seconds a trial">(.*?)</td>', text)
+    assert cells == ["20", "30", "40"]
+    links = lambda text: re.findall(r'<a href="(.*?)">', text)
+    assert links(text) == ["results.csv", "trials.csv"]
+    again = results.retests(ranked, [trial(settings[0], 9, 7.0)])
+    found = links(page.page(ranked, "t", ".", {}, again, suffix="-steps_to=-2"))
+    assert found == ["results-steps_to%3D-2.csv", "retest-steps_to%3D-2.csv", "trials.csv"]
+
+
+def test_trials_share_the_seconds_of_their_chunks():
+    there = experiment.open(KEPT / "ppo-halved")
+    rungs = [run.seconds(max(run.table())) for run in there.run_dirs()[:2]]
+    found = sweep_dir.seconds_of(there)
+    assert sorted(found) == list(range(8)) and min(rungs) > 0
+    first, both = rungs[0] / 8, rungs[0] / 8 + rungs[1] / 4
+    np.testing.assert_allclose([found[i] for i in range(8)], [first] * 4 + [both] * 4)
 
 
 def test_ties_and_broken_trials_are_said():
@@ -435,6 +569,10 @@ def test_a_sweep_leaves_its_report_and_survives_one_that_fails(tmp_path, monkeyp
     text = (tmp_path / "x" / "report.html").read_text()
     found = Page(text)
     assert "toy on CartPole-v1" in found.text and len(found.data) == 6
+    links = re.findall(r'<a href="(.*?)">', text)
+    assert len(links) == 2 and all((tmp_path / "x" / name).exists() for name in links)
+    command = f"{settings_module.command_of(toy)} --config {tmp_path}"
+    assert "of training, " in text and command in text
     first = found.data[0]
     rows = (tmp_path / "x" / "results.csv").read_text().splitlines()[1:]
     numbers = [row.split(",")[0] for row in rows if row.split(",")[1:3] == settings_of(first)]
@@ -467,7 +605,7 @@ def test_another_objective_is_named_and_final_returns_are_compared():
     ranked = results.rank(trials, "worst_seed")
     assert ranked[0].setting == {"learning_rate": 1e-2}
     text = page.page(ranked, "title", ".", listed(settings), (), "worst_seed")
-    assert "The ranking is by worst_seed: learning_rate=0.01 is first." in text
+    assert "The sweep ranks by worst_seed: learning_rate=0.01 is first." in text
     assert "learning_rate=0.001" in str(Page(text).data[0])
     assert "--config" not in text, "best.json has another setting"
     fresh = [trial(one, 9, final) for one, final in zip(settings, (7.0, 8.0))]
@@ -476,7 +614,8 @@ def test_another_objective_is_named_and_final_returns_are_compared():
     assert "Setting 2 is the best one on 1 fresh seed (learning_rate=0.01)" in text
     text = page.page(ranked, "title", "runs/x", listed(settings), suffix="-worst_seed")
     assert "runs/x/best-worst_seed.json" in text, "a second ranking has its own file"
-    assert "ranking is by" not in page.page(ranked, "title", ".", listed(settings))
+    assert "ranking is by" in page.page(ranked, "t", ".", {}, (), "worst_seed", {}, "-worst_seed")
+    assert "ranks by" not in page.page(ranked, "title", ".", listed(settings))
 
 
 @pytest.mark.parametrize("seconds, drawings", [(60.0, 2), (0.0, 3)])

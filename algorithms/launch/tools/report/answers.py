@@ -22,18 +22,21 @@ from algorithms.launch.tools.report.svg import number, percent
 
 FRESH = 100  # how far the seeds of a retest lie behind those of the sweep
 FEW_SEEDS = 5
+AGAIN = 10  # seeds of a retest that the page suggests
 FLAG, KEPT_WHOLE = re.compile("--[a-z-]+"), r"<code>\g<0></code>"
 
 
-def answers(
-    study: Study, found: Importance, best_json: str, retested: Sequence[Retested] = ()
-) -> str:
+class Command(str):
+    """A reply to paste into a shell."""
+
+
+def answers(study: Study, found: Importance, train: str, retested: Sequence[Retested] = ()) -> str:
     """Questions and answers, as HTML.
 
     Args:
       study: the settings of one environment.
       found: which field mattered.
-      best_json: the file with the best setting, as a command names it; empty if it has another.
+      train: the command that trains the best setting on its seeds; empty if there is none.
       retested: its best settings on other seeds, the best one there first.
     """
     if not study.has_score.any():
@@ -47,16 +50,22 @@ def answers(
         asked.append(("Is it luck", [_luck(study)]))
     if found.shares:
         asked.append(("What mattered", [_mattered(found, noise(study))]))
-    asked.append(("Where to look next", [*_next(study, found, best_json, bool(retested))]))
+    asked.append(("Where to look next", [*_next(study, found, train, retested)]))
     return _list(asked)
 
 
 def _list(asked: list[tuple[str, list[str]]]) -> str:
     entries = []
     for question, replies in asked:
-        lines = "".join(f"<dd>{FLAG.sub(KEPT_WHOLE, escape(reply))}</dd>" for reply in replies)
+        lines = "".join(f"<dd>{_as_html(reply)}</dd>" for reply in replies)
         entries.append(f"<div><dt>{escape(question)}</dt>{lines}</div>")
     return f'<dl class="answers">{"".join(entries)}</dl>'
+
+
+def _as_html(reply: str) -> str:
+    if isinstance(reply, Command):
+        return f'<code class="command">{escape(reply)}</code>'
+    return FLAG.sub(KEPT_WHOLE, escape(reply))
 
 
 def _winner(study: Study) -> str:
@@ -142,7 +151,9 @@ def _mattered(found: Importance, luck: float) -> str:
     return says
 
 
-def _next(study: Study, found: Importance, best_json: str, retested: bool) -> Iterator[str]:
+def _next(
+    study: Study, found: Importance, train: str, retested: Sequence[Retested]
+) -> Iterator[str]:
     for name, axis in study.axes.items():
         where = edge(study, axis)
         if where and found.shares.get(name, 1.0) >= 0.05:
@@ -155,16 +166,31 @@ def _next(study: Study, found: Importance, best_json: str, retested: bool) -> It
             "steps or a harder environment would."
         )
     yield from _broken(study)
-    if not best_json:
+    if not train:
+        return
+    if retested:
+        seeds = [trial.seed for trial in retested[0].again.trials]
+        yield (
+            f"Train the setting that was best on fresh seeds. Its file names {_span(seeds)}, those "
+            "of the retest:"
+        )
+        yield Command(train)
         return
     seeds = [trial.seed for trial in study.settings[0].trials]
-    if retested:
-        yield f"Train the setting that was best on fresh seeds: --config {best_json}"
-        return
-    yield (
-        f"Retest the best setting with fresh seeds: --config {best_json} "
-        f"--seed {max(seeds) + FRESH} --num-seeds 10"
-    )
+    fresh = range(max(seeds) + FRESH, max(seeds) + FRESH + AGAIN)
+    if len(study.settings) == 1:
+        yield f"Train it on more seeds. The sweep has had {_span(seeds)}:"
+    else:
+        yield (
+            f"Retest the best setting. It was chosen on {_span(seeds)}, so its return there is "
+            f"partly luck; {_span(fresh)} had no part in that:"
+        )
+    yield Command(f"{train} --seed {fresh[0]} --num-seeds {AGAIN}")
+
+
+def _span(seeds: Sequence[int]) -> str:
+    low, high = min(seeds), max(seeds)
+    return f"seeds {low} to {high}" if low < high else f"seed {low}"
 
 
 def _beyond(axis: Axis, where: str) -> str:

@@ -19,6 +19,9 @@ from algorithms.launch.tools.report.svg import (
 )
 
 WIDE = 820  # pixels of the picture where there is room
+WHOLE = 1260  # the same, if nothing stands beside it
+HIGH = 430  # and its height
+SEEDS = 20  # curves of seeds that a click shows
 POINTS = 80  # of one curve; more cannot be told apart
 OTHERS = 60  # curves of other settings, in grey
 RISING = 0.05  # of the curve's range, in its last quarter: it is still rising
@@ -68,8 +71,12 @@ def curve(setting: Ranked, band: bool = True) -> Curve | None:
     return Curve(trials[0].timesteps[there], mean, low, high)
 
 
-def learning(study: Study) -> str:
-    """The picture, for wide and for narrow windows, and its legend."""
+def learning(study: Study, height: int | None = None) -> str:
+    """The picture, for wide and for narrow windows, and its legend.
+
+    Args:
+      height: of the wide one; None: nothing stands beside it.
+    """
     count = len(study.settings)
     best = {i: found for i in range(min(CURVES, count)) if (found := curve(study.settings[i]))}
     if not best:
@@ -87,17 +94,19 @@ def learning(study: Study) -> str:
     for i, found in reversed(best.items()):
         parts.append((f"c{i}", i, found))
     drawn = ""
-    for kind, width, height in (("wide", WIDE, 430), ("narrow", 400, 300)):
-        frame = Frame(x, y, width, height)
+    wide = ("wide", WIDE, height) if height else ("wide", WHOLE, HIGH)
+    for size, width, high in (wide, ("narrow", 400, 300)):
+        frame = Frame(x, y, width, high)
         marks = [frame.axes("environment steps", "return"), *_lines(study, frame, parts)]
-        svg = picture(marks, says, width, height)
-        drawn += f'<div class="{kind}">{svg}</div>'
+        marks += [_of_seeds(study, frame, i) for i in best]
+        svg = picture(marks, says, width, high)
+        drawn += f'<div class="{size}">{svg}</div>'
     title = (
         "Learning curves"
         if count <= CURVES
         else f"Learning curves: the best {len(best)}, and others in grey"
     )
-    return figure(title, drawn + _legend(study, list(best)), says, "two")
+    return figure(title, drawn + _legend(study, list(best)), says, "two" if height else "all")
 
 
 def _returns_scale(best: list[Curve], every: list[Curve]) -> Scale:
@@ -120,6 +129,22 @@ def _lines(study: Study, frame: Frame, parts: list[tuple[str, int, Curve]]) -> l
             d, kind = f"{d}h.01", f"{kind} point"
         lines.append(f'<path class="line {kind}" d="{d}" data-s="{setting}"/>')
     return bands + lines
+
+
+def _of_seeds(study: Study, frame: Frame, place: int) -> str:
+    """A line for each seed of a setting, which a click shows; nothing of a single seed."""
+    trials = [trial for trial in study.settings[place].trials if len(trial.returns)]
+    if len(trials) < 2:
+        return ""
+    lines = []
+    for trial in trials[:SEEDS]:
+        there = np.flatnonzero(np.isfinite(trial.returns))
+        if len(there) > POINTS:
+            there = there[np.linspace(0, len(there) - 1, POINTS).round().astype(int)]
+        if len(there):
+            d = frame.line(trial.timesteps[there], trial.returns[there])
+            lines.append(f'<path class="line seed c{place}" d="{d}"/>')
+    return f'<g class="seeds" data-of="{study.first + place}">{"".join(lines)}</g>'
 
 
 def _legend(study: Study, best: list[int]) -> str:

@@ -5,7 +5,14 @@ from itertools import combinations
 import numpy as np
 
 from algorithms.launch.tools.report.importance import UNCLEAR, Importance
-from algorithms.launch.tools.report.study import LEVELS, Axis, Study, level_means, score
+from algorithms.launch.tools.report.study import (
+    LEVELS,
+    Axis,
+    Study,
+    level_means,
+    score,
+    value_text,
+)
 from algorithms.launch.tools.report.svg import (
     Frame,
     Scale,
@@ -28,7 +35,9 @@ LINES = 120  # settings in the picture of all settings
 PAIRED = 4  # fields whose pairs are drawn, the most important ones
 MOST = 100  # settings that one cell of a table names
 EDGE = 0.15  # of an axis
-LANE = 62  # pixels between two axes of the parallel ones, at least
+LANE = 66  # pixels between two axes of the parallel ones, at least
+BELOW = 20  # an axis, without lines, for the labels of its ticks
+NAME = 18  # letters of an axis's name beside it
 
 
 def over_one(study: Study, axis: Axis, found: Importance) -> str:
@@ -111,9 +120,10 @@ def _says_one(study: Study, axis: Axis, means: np.ndarray, found: Importance) ->
             f"{says}its means lie between {number(means[low])} ({worst.text}) and "
             f"{number(means[top])} ({best.text}), which is no clear difference."
         )
+    won = value_text(study.settings[0].setting[axis.name])
     says += (
-        f"best at {best.text}, with {number(means[top])} on average, worst at {worst.text}, with "
-        f"{number(means[low])}."
+        f"the mean return is highest at {best.text}, {number(means[top])}, and lowest at "
+        f"{worst.text}, {number(means[low])}. The setting that won has {won}."
     )
     where = edge(study, axis)
     if where:
@@ -214,27 +224,32 @@ def over_all(study: Study) -> str:
     if not study.axes or study.has_score.sum() < 2:
         return ""
     axes = list(study.axes.values())
-    left, right, width = 24, 24, 400
-    lanes = [20 + max(LANE, 230 // len(axes)) * i for i in range(len(axes) + 1)]
+    named = [(axis.name, axis.scale) for axis in axes]
+    named.append((f"mean return{study.at_step}", scores_scale(study.scores)))
+    names = [shortened(name, NAME) for name, _ in named]
+    left, right, width = 14 + 7 * max(map(len, names)), 16, 400
+    lanes = [10 + max(LANE, 230 // len(axes)) * i for i in range(len(axes) + 1)]
     along = lambda at: left + np.asarray(at) * (width - left - right)
     parts = []
-    scale = scores_scale(study.scores)
-    columns = [along(_apart(study, axis)) for axis in axes] + [along(scale.at(study.scores))]
+    columns = [along(_apart(study, axis)) for axis in axes]
+    columns.append(along(named[-1][1].at(study.scores)))
     steps = colour_steps(study.scores)
     for i in reversed(study.drawn(LINES)):
         if steps[i] >= 0:
-            d = "L".join(f"{short(column[i])} {y}" for column, y in zip(columns, lanes))
-            parts.append(f'<path class="lane s{steps[i]}" d="M{d}" data-s="{study.first + i}"/>')
-    named = [(axis.name, axis.scale) for axis in axes] + [(f"mean return{study.at_step}", scale)]
-    for (name, its_scale), y in zip(named, lanes):
+            at = [short(column[i]) for column in columns]
+            d = "".join(
+                f"M{at[j]} {lanes[j] + BELOW}L{at[j + 1]} {lanes[j + 1]}" for j in range(len(axes))
+            )
+            parts.append(f'<path class="lane s{steps[i]}" d="{d}" data-s="{study.first + i}"/>')
+    for name, (_, its_scale), y in zip(names, named, lanes):
         parts.append(f'<path class="axis" d="M{left} {y}H{width - right}"/>')
-        parts.append(text(4, y - 8, shortened(name, 40), "start", kind="label halo"))
-        for value, label in its_scale.ticks(5):
+        parts.append(text(left - 8, y + 4, name, "end", kind="label"))
+        for value, label in its_scale.ticks(4):
             x = short(along(its_scale.at(value)))
             parts.append(f'<path class="axis" d="M{x} {y}v4"/>')
-            parts.append(text(x, y + 16, label, kind="halo"))
+            parts.append(text(x, y + 16, label))
     says = _says_all(study)
-    drawn = picture(parts, says, height=lanes[-1] + 26)
+    drawn = picture(parts, says, height=lanes[-1] + 24)
     return figure("All settings", drawn + colour_bar(study.scores), says)
 
 

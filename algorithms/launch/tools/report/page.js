@@ -1,5 +1,5 @@
 // A mark names its setting, seed and run, and the same setting is highlighted in all pictures.
-// A click keeps it so, until the next click.
+// A click keeps it so, until the next click, and shows the curves of its seeds.
 (() => {
   const settings = JSON.parse(document.getElementById("settings").textContent);
   const tip = document.getElementById("tip");
@@ -46,6 +46,12 @@
     tip.style.top = `${Math.max(4, top)}px`;
   };
 
+  const open = (setting) => {
+    for (const group of document.querySelectorAll(".seeds")) {
+      group.classList.toggle("open", group.dataset.of === setting);
+    }
+  };
+
   const at = (event) => event.target.closest?.("[data-s]");
   addEventListener("pointerover", (event) => {
     if (kept) return;
@@ -62,6 +68,7 @@
     kept = Boolean(mark) && !(kept && mark.dataset.s === shown);
     if (kept) show(mark, event.clientX, event.clientY);
     else hide();
+    open(kept ? mark.dataset.s : "");
   });
   addEventListener("scroll", () => { tip.hidden = true; }, {passive: true});
 })();

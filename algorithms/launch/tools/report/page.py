@@ -1,28 +1,33 @@
 """report.html of a sweep: one file that opens offline, with all pictures in it."""
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import quote
 
 from algorithms.launch.engine import objectives, results
 from algorithms.launch.engine.experiment import as_file_name
+from algorithms.launch.engine.plots import CURVES
+from algorithms.launch.engine.progress import duration
 from algorithms.launch.engine.results import Ranked, Retested
 from algorithms.launch.engine.settings import text_of
 from algorithms.launch.tools.report import curves, landscapes, study, table
 from algorithms.launch.tools.report.answers import answers
 from algorithms.launch.tools.report.chance import expected_best
-from algorithms.launch.tools.report.importance import bars, importance
+from algorithms.launch.tools.report.importance import ROW, bars, importance
 from algorithms.launch.tools.report.study import Study
 from algorithms.launch.tools.report.svg import number
 
 HERE = Path(__file__).parent
 HOVER = (
     "Point at a dot, a line or a row: it names its setting, seeds and run directories, and the "
-    "setting lights up everywhere. A click keeps it."
+    "setting lights up everywhere. A click keeps it"
 )
+OF_SEEDS = f", and draws the curves of its seeds if it is one of the best {CURVES}"
 MOST_FIELDS = 12  # pictures of one field each, the most important ones
 
 
@@ -35,6 +40,8 @@ def page(
     objective: str = objectives.DEFAULT,
     limits: Mapping[str, tuple[float, float]] = MappingProxyType({}),
     suffix: str = "",
+    command: str = "python FILE.py",
+    seconds: Mapping[int, float] = MappingProxyType({}),
 ) -> str:
     """The page as text. It compares final returns, and says so where the sweep has another
     objective.
@@ -48,23 +55,28 @@ def page(
       objective: that the order of `ranked` is by.
       limits: the lowest and the highest value that a field may be.
       suffix: of the names of the sweep's files, of another ranking than the sweep's own.
+      command: that starts the algorithm's file.
+      seconds: that each trial took, by its number in results.csv.
     """
     note = ""
     if objective != objectives.DEFAULT:
         firsts = [those[0] for those in results.by_environment(ranked).values()]
         names = "; ".join(", ".join(text_of(one.setting)) for one in firsts)
-        note = f"The ranking is by {objective}: {names} is first. "
+        by = "The ranking is by" if suffix else "The sweep ranks by"
+        note = f"{by} {objective}: {names} is first. "
         note += "This page compares final returns."
         ranked = results.rank([trial for setting in ranked for trial in setting.trials])
         retested = sorted(retested, key=lambda one: -one.again.mean)
     found = study.studies(ranked, grid, limits)
-    body = [_head(found, title, note)]
+    body = [_head(found, title, note, seconds)]
     for one in found:
         again = [other for other in retested if other.again.environment == one.environment]
         name = f"best-{as_file_name(one.environment)}" if len(found) > 1 else "best"
-        best_json = str(Path(sweep_dir) / f"{name}{suffix}.json")
-        best_json = "" if note else best_json  # of another order
-        body.append(_section(one, best_json, len(found) > 1, again))
+        file = shlex.quote(str(Path(sweep_dir) / f"{name}{suffix}.json"))
+        train = "" if note else f"{command} --config {file}"  # else it is of another order
+        body.append(_section(one, train, len(found) > 1, again, seconds))
+    again = [f"retest{suffix}.csv"] * bool(retested)
+    body.append(_links([f"results{suffix}.csv", *again, "trials.csv"]))
     data = json.dumps([entry for one in found for entry in _entries(one)], separators=(",", ":"))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -81,7 +93,13 @@ def _inert(data: str) -> str:
     return data.replace("<", "\\u003c")
 
 
-def _head(found: list[Study], title: str, note: str = "") -> str:
+def _links(tables: Sequence[str]) -> str:
+    """Links to the tables beside the page."""
+    links = [f'<a href="{quote(name)}">{escape(name)}</a>' for name in tables]
+    return f"<footer><p>The numbers as tables: {', '.join(links)}.</p></footer>"
+
+
+def _head(found: list[Study], title: str, note: str, seconds: Mapping[int, float]) -> str:
     settings = [setting for one in found for setting in one.settings]
     trials = sum(len(setting.trials) for setting in settings)
     seeds = max(len(setting.trials) for setting in settings)
@@ -94,38 +112,71 @@ def _head(found: list[Study], title: str, note: str = "") -> str:
         f"{number(steps)} steps",
     ]
     facts += [f"{broken} trials not finite"] * bool(broken)
+    clock = ""
+    if seconds:
+        whole = sum(seconds.values())
+        clock = f'<span class="clock">, {duration(whole)} of training, '
+        clock += f"{number(whole / len(seconds), 2)} s a trial</span>"
     links = "".join(
         f"<a href='#{escape(_anchor(one))}'>{escape(one.environment)}</a> " for one in found
     )
     menu = f"<nav>{links}</nav>" if len(found) > 1 else ""
     said = f"<p>{escape(note)}</p>" if note else ""
-    return f"<header><h1>{escape(title)}</h1><p>{', '.join(facts)}</p>{said}{menu}</header>"
+    return f"<header><h1>{escape(title)}</h1><p>{', '.join(facts)}{clock}</p>{said}{menu}</header>"
 
 
 def _anchor(one: Study) -> str:
     return f"env-{as_file_name(one.environment)}"
 
 
-def _section(one: Study, best_json: str, several: bool, again: Sequence[Retested]) -> str:
+def _section(
+    one: Study,
+    train: str,
+    several: bool,
+    again: Sequence[Retested],
+    seconds: Mapping[int, float],
+) -> str:
     found = importance(one)
     parts = [f"<h2>{escape(one.environment)}</h2>"] * several
-    parts.append(answers(one, found, best_json, again))
-    parts.append(f"<h2>Ranking</h2>{table.ranking(one)}")
+    parts.append(answers(one, found, train, again))
+    parts.append(f"<h2>Ranking</h2>{table.ranking(one, seconds)}")
     if again:
         parts.append(f"<h2>Retest on fresh seeds</h2>{table.retest(one, again)}")
     names = [*found.shares, *(name for name in one.axes if name not in found.shares)]
-    stack = bars(one, found) + expected_best(one)
-    pictures = [
-        curves.learning(one),
-        f'<div class="stack">{stack}</div>' if stack else "",
+    beside = [*filter(None, [bars(one, found), expected_best(one)])]
+    small = [
         *(landscapes.over_one(one, one.axes[name], found) for name in names[:MOST_FIELDS]),
         landscapes.over_all(one),
         *landscapes.over_two(one, found),
     ]
-    if any(pictures):
-        note = f'<p class="note">{escape(HOVER + _left_out(one, names))}</p>'
-        parts.append(f'<h2>Pictures</h2>{note}<div class="pictures">{"".join(pictures)}</div>')
+    height = _height(len(found.shares)) if len(beside) == 2 else None  # one would leave a gap
+    pictures = curves.learning(one, height)
+    if pictures and height:
+        pictures += f'<div class="stack">{"".join(beside)}</div>'
+    else:
+        small = beside + small
+    pictures += _in_rows([*filter(None, small)])
+    if pictures:
+        several_seeds = any(len(setting.trials) > 1 for setting in one.settings)
+        note = f"{HOVER}{OF_SEEDS * several_seeds}.{_left_out(one, names)}"
+        note = f'<p class="note">{escape(note)}</p>'
+        parts.append(f'<h2>Pictures</h2>{note}<div class="pictures">{pictures}</div>')
     return f'<section id="{escape(_anchor(one))}">{"".join(parts)}</section>'
+
+
+def _height(fields: int) -> int:
+    """Of the learning curves, so that they end where the pictures beside them do."""
+    return curves.HIGH - 10 + ROW * fields
+
+
+def _in_rows(pictures: Sequence[str]) -> str:
+    """Three pictures in a row; the last ones share the width, so that no place is empty."""
+    count = len(pictures)
+    halves = {0: 0, 1: 4, 2: 2}[count % 3] if count > 1 else 0
+    kinds = ["third"] * (count - halves) + ["half"] * halves if count > 1 else ["all"] * count
+    last = " odd" * (count % 2)
+    kinds = [kind + last * (i + 1 == count) for i, kind in enumerate(kinds)]
+    return "".join(f'<div class="{kind}">{one}</div>' for kind, one in zip(kinds, pictures))
 
 
 def _left_out(one: Study, names: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
 """The ranking of one environment's settings, with intervals."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
+from types import MappingProxyType
 
 import numpy as np
 
@@ -20,16 +21,30 @@ from algorithms.launch.tools.report.svg import Scale, number, scores_scale, shor
 
 SHOWN = 10  # settings before one has to open the rest
 MOST = 100  # settings in the table
+SECONDS = "seconds a trial"
 WIDTH = 160  # pixels of an interval's picture
 
 
-def ranking(study: Study) -> str:
-    """The table, as HTML."""
-    rows = [_row(study, place) for place in range(min(MOST, len(study.settings)))]
+def ranking(study: Study, seconds: Mapping[int, float] = MappingProxyType({})) -> str:
+    """The table, as HTML.
+
+    Args:
+      seconds: that each trial took, by its number in results.csv; a column if settings differ.
+    """
+    shown = study.settings[:MOST]
+    scale = scores_scale(np.concatenate([setting.finals for setting in shown]))
+    has_steps = len({setting.steps for setting in study.settings}) > 1
+    took = [_seconds_of(setting, seconds) for setting in shown]
+    took = took if len(set(took)) > 1 else []
+    rows = []
+    for place, setting in enumerate(shown):
+        more = [(number(setting.steps), "", "steps")] * has_steps
+        if took:
+            more.append((took[place], "clock", SECONDS))
+        rows.append(_row(study, place, scale, more))
     of_seeds = interval_name(len(study.settings[0].trials))
     head = ["", *study.axes, "mean return", of_seeds, "", "lowest", "seeds"]
-    steps = len({setting.steps for setting in study.settings}) > 1
-    head += ["steps"] * steps
+    head += ["steps"] * has_steps + [SECONDS] * bool(took)
     titles = "".join(f"<th>{escape(name)}</th>" for name in head)
     table = lambda part: f"<table><tr>{titles}</tr>{''.join(part)}</table>"
     parts = [table(rows[:SHOWN])]
@@ -67,7 +82,8 @@ def retest(study: Study, retested: Sequence[Retested]) -> str:
         tuned = f"{_mean(one.tuned)}{' (early)' * one.is_early}"
         cells = [(str(place + 1), "rank", ""), *cells, (tuned, "", head[-4])]
         cells += [(_mean(one.again), "mean", head[-3])]
-        cells += [(_words(one.again), "", head[-2]), (number(one.luck, 3), "", "luck")]
+        new = estimate(one.again.finals, seeds, RESAMPLES)
+        cells += [(_words(new, seeds), "", head[-2]), (number(one.luck, 3), "", "luck")]
         body = "".join(_cell(*cell) for cell in cells) + _seeds(one.again)
         rows.append(f'</tr><tr data-s="{study.first + place}" tabindex="0">{body}')
     return f'<div class="ranking"><table><tr>{"".join(rows)}</tr></table></div>'
@@ -77,33 +93,37 @@ def _mean(setting: Ranked) -> str:
     return number(setting.mean if len(setting.finals) else np.nan)
 
 
-def _words(setting: Ranked) -> str:
-    found = estimate(setting.finals, len(setting.trials), RESAMPLES)
+def _words(found: Estimate, seeds: int) -> str:
     if np.isnan(found.low):
         return "none"
     words = f"{number(found.low)} to {number(found.high)}"
-    return words if len(setting.trials) < MANY else f"{number(found.middle)} ({words})"
+    return words if seeds < MANY else f"{number(found.middle)} ({words})"
 
 
-def _row(study: Study, place: int) -> str:
+def _seconds_of(setting: Ranked, seconds: Mapping[int, float]) -> str:
+    known = [seconds[trial.number] for trial in setting.trials if trial.number in seconds]
+    return number(float(np.mean(known)), 3) if known else "none"
+
+
+def _row(study: Study, place: int, scale: Scale, more: Sequence[tuple[str, str, str]]) -> str:
+    """A row; `more` are further cells at its end."""
     setting = study.settings[place]
     cells = [(str(place + 1), "rank", "")]
     cells += [(value_text(setting.setting[axis]), "", axis) for axis in study.axes]
     name = interval_name(len(study.settings[0].trials))
     finals = setting.finals
     if len(finals):
-        cells += [(number(setting.mean), "mean", "mean return"), (_words(setting), "", name)]
-        shown = study.settings[:MOST]
-        scale = scores_scale(np.concatenate([s.finals for s in shown]))
-        drawn = _interval(scale, estimate(finals, len(setting.trials), RESAMPLES), finals)
+        found = estimate(finals, len(setting.trials), RESAMPLES)
+        words = _words(found, len(setting.trials))
+        cells += [(number(setting.mean), "mean", "mean return"), (words, "", name)]
+        drawn = _interval(scale, found, finals)
         lowest = number(finals.min())
     else:
         cells += [("none", "mean", "mean return"), ("none", "", name)]
         drawn, lowest = "", "none"
     body = "".join(_cell(*cell) for cell in cells) + f'<td class="interval">{drawn}</td>'
     body += _cell(lowest, "", "lowest") + _seeds(setting)
-    if len({other.steps for other in study.settings}) > 1:
-        body += _cell(number(setting.steps), "", "steps")
+    body += "".join(_cell(*cell) for cell in more)
     return f'<tr data-s="{study.first + place}" tabindex="0">{body}</tr>'
 
 
