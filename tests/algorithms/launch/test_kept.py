@@ -112,7 +112,7 @@ def without_intervals(text):
     )
     text = re.sub(r"\S+ \(\S+ to \S+\)|\S+ to \S+", " ", text)
     told = ("95 %", "cannot tell", "the band", "interval", "mean return")
-    told += ("A click keeps it", "Retest the best", "The setting that won", "partly luck; seeds")
+    told += ("A click keeps it", "Retest the best", "The setting that won", "on average, worst")
     return [" ".join(s.split()) for s in text.split(". ") if not any(word in s for word in told)]
 
 

@@ -75,8 +75,8 @@ def page(
         file = shlex.quote(str(Path(sweep_dir) / f"{name}{suffix}.json"))
         train = "" if note else f"{command} --config {file}"  # else it is of another order
         body.append(_section(one, train, len(found) > 1, again, seconds))
-    again = [f"retest{suffix}.csv"] * bool(retested)
-    body.append(_links([f"results{suffix}.csv", *again, "trials.csv"]))
+    of_retest = [f"retest{suffix}.csv"] * bool(retested)
+    body.append(_links([f"results{suffix}.csv", *of_retest, "trials.csv"]))
     data = json.dumps([entry for one in found for entry in _entries(one)], separators=(",", ":"))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
