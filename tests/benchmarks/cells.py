@@ -293,6 +293,21 @@ WORLDS = (
 )
 
 
+def early(name: str, words: str, what: str) -> Cell:
+    """One of the table of few steps: SAC on Pendulum with a point every 96 steps."""
+    return Cell("sac", name, words, 5, bar(name), ("few",), what)
+
+
+SLOW = "--preset Pendulum-v1 --learning-starts 200 --total-timesteps 5760 --num-evals 60"
+BUSY = "--preset Pendulum-v1-redq --num-critics 2 --target-critics 0 --actor-value min"
+FEW_STEPS = (
+    early("Pendulum-v1-redq", "--preset Pendulum-v1-redq", "REDQ"),
+    early("Pendulum-v1-droq", "--preset Pendulum-v1-droq", "DroQ"),
+    early("Pendulum-v1, 20 gradient steps", f"{BUSY} --policy-every 1", "20 gradient steps"),
+    early("Pendulum-v1, early", SLOW, "1 gradient step"),
+)
+
+
 class Recall(NamedTuple):
     """A task that needs a memory, for every memory."""
 
@@ -367,4 +382,4 @@ PEERS = (
     *jaxmarl(KITCHEN, "deliveries", "ippo", "vdn"),
     *jaxmarl(SPREAD, "", "mappo", "vdn", "qmix"),
 )
-CELLS = PRESETS + DEFAULTS + FLAGS + LIBRARIES + OF_TEAMS + MEMORY + WORLDS
+CELLS = PRESETS + DEFAULTS + FLAGS + LIBRARIES + OF_TEAMS + MEMORY + WORLDS + FEW_STEPS

@@ -27,6 +27,8 @@ TEAMS = ("environment", "algorithm", "steps", "seeds", "return of an agent (95 %
 TEAMS += ("metric (95 %)", "in training", "cell")
 WORLDS = ("environment", "algorithm", "steps", "seeds", "last point (95 %)", "last third (95 %)")
 WORLDS += ("worst", "solved at", "solved at some point", "in training", "cell")
+FEW = ("algorithm", "cell", "steps", "seeds", "solved at", "steps until solved, median")
+FEW += ("of the slowest seed", "last point (95 %)", "worst")
 LEVELS = ("task", "policy", "parameters", "trained on", "mean", "worst tenth", "worst cell")
 LEVELS += ("worst tenth less that of the default (95 %)",)
 TASKS = ("algorithm", "task", "steps", "seeds", "best", "solved at", *MEMORIES_COMPARED)
@@ -236,6 +238,27 @@ def world_line(cell: Cell, rows: Rows) -> list[str]:
     ]
 
 
+def few_line(cell: Cell, rows: Rows) -> list[str]:
+    """Its line in the table of few steps: the first point at which a seed is solved."""
+    found, (steps, returns) = summary(rows, cell.solved), curves(rows)
+    solved = returns >= cell.solved
+    until = np.where(solved.any(1), steps[solved.argmax(1)], np.inf)
+    show = lambda x: f"{x:,.0f}" if np.isfinite(x) else "-"
+    low, high = found["interval"]
+    block = block_of(rows)
+    return [
+        cell.algorithm + (f" ({cell.what})" if cell.what else ""),
+        cell.name + (f" (run {block})" if block > 1 else ""),
+        f"{int(rows[0]['timestep']):,}",
+        str(len(rows)),
+        f"{cell.solved:g}",
+        show(np.median(until)),
+        show(until.max()),
+        f"{number(found['mean'])} ({number(low)} to {number(high)})",
+        number(found["worst"]),
+    ]
+
+
 def task_lines(cells: Sequence[Cell], folder: Path) -> list[list[str]]:
     """A line for each task that needs a memory: mean returns and solved seeds of all memories.
 
@@ -347,6 +370,7 @@ def number(value: float) -> str:
 
 # A group for each environment; elsewhere, for each algorithm
 STYLES = {"teams": (TEAMS, team_line, environment), "worlds": (WORLDS, world_line, environment)}
+STYLES["few"] = FEW, few_line, file_of
 
 
 def table(name: str, folder: Path = FOLDER) -> str:

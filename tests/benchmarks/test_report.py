@@ -111,6 +111,23 @@ def test_the_table_of_world_models_has_the_mean_of_the_last_third(tmp_path):
     assert line["solved at some point"] == "1 of 2" and line["in training"] == "349.0"
 
 
+def test_the_table_of_few_steps_has_the_first_solved_points(tmp_path):
+    """Of four points in 6,000 steps. A seed that is never solved has none."""
+    curves = ("0 480 20 480", "0 9 9 475", "0 20 475 30", "0 1 2 3")
+    kept = [
+        row | {"curve": c} for row, c in zip(rows([480.0, 475.0, 30.0, 3.0], [0.0] * 4), curves)
+    ]
+    report.keep("toy", kept, tmp_path)
+    kept = report.read("toy", tmp_path)
+    line = lambda rows: dict(zip(report.FEW, report.few_line(CELL, rows)))
+    solved = line(kept[:3])
+    assert solved["steps until solved, median"] == "4,000"
+    assert solved["of the slowest seed"] == "6,000" and solved["solved at"] == "475"
+    assert solved["last point (95 %)"].startswith("328.3 (") and solved["worst"] == "30.00"
+    assert line(kept)["of the slowest seed"] == "-"
+    assert line(kept[3:])["steps until solved, median"] == "-"
+
+
 def test_a_task_has_a_line_with_all_memories(tmp_path):
     """The number of solved seeds stands behind the mean."""
     for name, scores in (("gru", [4.0, 0.0]), ("lru", [4.0, 4.0]), ("s5", [0.0, 0.0])):
@@ -232,7 +249,8 @@ def test_cells_have_names_of_their_own_and_settings_that_work(monkeypatch):
     for cell in CELLS:
         module, config = learning.settings(cell)
         assert module.__name__ == f"algorithms.{cell.algorithm}"
-        assert config.total_timesteps >= 10_000 and config.num_eval_episodes >= 32
+        assert config.total_timesteps >= (1_000 if "few" in cell.tables else 10_000)
+        assert config.num_eval_episodes >= 32
 
 
 def test_other_kits_have_settings_for_their_cells():
