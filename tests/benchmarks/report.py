@@ -28,7 +28,7 @@ TEAMS += ("metric (95 %)", "in training", "cell")
 WORLDS = ("environment", "algorithm", "steps", "seeds", "last point (95 %)", "last third (95 %)")
 WORLDS += ("worst", "solved at", "solved at some point", "in training", "cell")
 FEW = ("algorithm", "cell", "steps", "seeds", "solved at", "steps until solved, median")
-FEW += ("of the slowest seed", "last point (95 %)", "worst")
+FEW += ("of the slowest seed", "last point (95 %)", "worst", "solved")
 LEVELS = ("task", "policy", "parameters", "trained on", "mean", "worst tenth", "worst cell")
 LEVELS += ("worst tenth less that of the default (95 %)",)
 TASKS = ("algorithm", "task", "steps", "seeds", "best", "solved at", *MEMORIES_COMPARED)
@@ -256,6 +256,7 @@ def few_line(cell: Cell, rows: Rows) -> list[str]:
         show(until.max()),
         f"{number(found['mean'])} ({number(low)} to {number(high)})",
         number(found["worst"]),
+        f"{found['solved']} of {len(rows)}",
     ]
 
 

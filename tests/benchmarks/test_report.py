@@ -124,6 +124,7 @@ def test_the_table_of_few_steps_has_the_first_solved_points(tmp_path):
     assert solved["steps until solved, median"] == "4,000"
     assert solved["of the slowest seed"] == "6,000" and solved["solved at"] == "475"
     assert solved["last point (95 %)"].startswith("328.3 (") and solved["worst"] == "30.00"
+    assert solved["solved"] == "2 of 3", "at the last point"
     assert line(kept)["of the slowest seed"] == "-"
     assert line(kept[3:])["steps until solved, median"] == "-"
 
