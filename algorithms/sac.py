@@ -58,7 +58,7 @@ from algorithms import parts
 from algorithms.parts import real, static
 
 INFO = {
-    "title": "Soft actor-critic (SAC) with a learned temperature",
+    "title": "Soft actor-critic (SAC) with a learned temperature; by flag REDQ, DroQ",
     "paper": "[Haarnoja et al. 2018](https://arxiv.org/abs/1801.01290)",
     "family": "actor-critics",
     "actions": "continuous",
@@ -218,7 +218,7 @@ class Draws(NamedTuple):
     windows: jax.Array  # (batch_size,), see parts.ReplayBuffer
     actions: jax.Array  # normal, (2, batch_size, dimensions): for s, and for s_n
     subset: jax.Array | None  # critics of the targets, (target_critics,); None: all
-    dropout: jax.Array | None  # data of a key, which the key checker refuses; None: no dropout
+    dropout: jax.Array | None  # raw data of a key: the key checker refuses keys here; None: off
 
 
 LOG_STD = (-5.0, 2.0)
