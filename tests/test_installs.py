@@ -4,6 +4,7 @@ import ast
 import contextlib
 import importlib.util
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import pytest
 from packaging.requirements import Requirement
 
@@ -202,9 +204,11 @@ def call(capsys, function, *arguments):
 
 
 def test_the_version_is_told(capsys):
-    told = (0, f"single-file-rl {algorithms.__version__}\n", "")
-    assert call(capsys, console.main, ["--version"]) == told
-    assert call(capsys, cli.main, ppo, ["--version"]) == told
+    code, out, err = call(capsys, console.main, ["--version"])
+    assert call(capsys, cli.main, ppo, ["--version"]) == (code, out, err) == (0, out, "")
+    first, second = out.splitlines()
+    assert first == f"single-file-rl {algorithms.__version__}"
+    assert second.startswith(f"python {platform.python_version()}, jax {jax.__version__}, jaxlib ")
 
 
 def test_the_console_command_is_an_algorithm_s_command_line(capsys, monkeypatch):

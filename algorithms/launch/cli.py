@@ -24,6 +24,7 @@ from algorithms.launch.engine import (
     progress,
     reading,
     settings,
+    versions,
 )
 from algorithms.launch.engine.description import read_description
 from algorithms.launch.engine.errors import UserError, unknown
@@ -40,7 +41,6 @@ from algorithms.launch.engine.options import (
 )
 from algorithms.launch.engine.session import Result
 from algorithms.launch.engine.settings import algorithm_name
-from algorithms.launch.engine.versions import kit
 from algorithms.launch.flags import Flags, parse, single_out
 from algorithms.presets import PRESETS
 
@@ -113,7 +113,7 @@ def dispatch(module: Any, argv: list[str]) -> int:
     if command == "list":
         return show_all(module)
     if command == "version":
-        print(kit())
+        print(versions.report())
         return 0
     config, grid = single_out(base[0], config)
     if flags.randomize is not None:

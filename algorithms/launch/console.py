@@ -11,9 +11,8 @@ import sys
 from collections.abc import Sequence
 
 from algorithms.launch import cli
-from algorithms.launch.engine import loading
+from algorithms.launch.engine import loading, versions
 from algorithms.launch.engine.errors import unknown
-from algorithms.launch.engine.versions import kit
 from algorithms.launch.tools import catalogue, compare, match, robustness
 
 ABOUT = """\
@@ -31,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     name, *words = (sys.argv[1:] if argv is None else argv) or [""]
     algorithms = catalogue.algorithms()
     if name == "--version":
-        print(kit())
+        print(versions.report())
     elif name in ("", "-h", "--help"):
         print(ABOUT, *algorithms)
         sys.exit(2 if not name else 0)

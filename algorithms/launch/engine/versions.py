@@ -18,6 +18,12 @@ def kit() -> str:
     return f"{NAME} {algorithms.__version__}"
 
 
+def report() -> str:
+    """What a report of a bug begins with: the versions, in two lines, without starting jax."""
+    found = _software() | _git(Path(algorithms.__file__).parent)
+    return f"{kit()}\n{', '.join(f'{name} {version}' for name, version in found.items())}"
+
+
 def licence(folder: Path) -> bytes:
     """The text of the kit's licence.
 
@@ -37,13 +43,20 @@ def versions(module: Any, layout: devices.Layout) -> dict[str, Any]:
     """Python, libraries, device and git commit."""
     device = layout.devices[0]
     return {
-        "python": platform.python_version(),
-        **{name: _version(name) for name in LIBRARIES},
-        "platform": f"{platform.system()} {platform.machine()}",
+        **_software(),
         "device": f"{device.platform} {device.device_kind}",
         "num_devices": len(layout.devices),
         "trials_per_device": layout.used,
         **_git(Path(module.__file__).resolve().parent),
+    }
+
+
+def _software() -> dict[str, str | None]:
+    """The versions of Python and the libraries, and the kind of machine."""
+    return {
+        "python": platform.python_version(),
+        **{name: _version(name) for name in LIBRARIES},
+        "platform": f"{platform.system()} {platform.machine()}",
     }
 
 
