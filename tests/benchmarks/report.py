@@ -2,6 +2,8 @@
 
 import csv
 import re
+import tomllib
+import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ FOLDER = ROOT / "docs" / "results"
 WITH_TABLES = ("results", "speed", "gpu", "sweeps", "several-agents", "memory", "environments")
 WITH_TABLES += ("coming-from", "world-models")
 PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in WITH_TABLES)
-PAGES += (ROOT / "algorithms" / "README.md",)
+PAGES += (ROOT / "algorithms" / "README.md", ROOT / "README.md")
 REGION = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 COLUMNS = ("algorithm", "cell", "steps", "seeds", "mean (95 %)", "IQM", "worst", "solved at")
 COLUMNS += ("solved", "collapsed", "in training")
@@ -374,8 +376,33 @@ STYLES = {"teams": (TEAMS, team_line, environment), "worlds": (WORLDS, world_lin
 STYLES["few"] = FEW, few_line, file_of
 
 
+def badges(project: dict[str, Any]) -> str:
+    """Badges of the README, and the tour in Colab; none until pyproject.toml names a repository.
+
+    Args:
+      project: its table, in which [project.urls] has `Repository`, of GitHub, and may have
+        `Documentation`.
+    """
+    urls = project.get("urls", {})
+    if not (repository := urls.get("Repository", "").rstrip("/")):
+        return ""
+    shield = "https://img.shields.io/badge/"
+    python = urllib.parse.quote(project["requires-python"])
+    colab = repository.replace("https://github.com/", "https://colab.research.google.com/github/")
+    shown = [
+        ("CI", f"{repository}/actions/workflows/ci.yml/badge.svg", f"{repository}/actions"),
+        ("licence", f"{shield}licence-{project['license']}-blue.svg", "LICENSE"),
+        ("Python", f"{shield}python-{python}-blue.svg", "pyproject.toml"),
+        ("documentation", f"{shield}docs-site-blue.svg", urls.get("Documentation")),
+        ("the tour in Colab", f"{shield}tour-Colab-blue.svg", f"{colab}/blob/main/docs/tour.ipynb"),
+    ]
+    return "\n".join(f"[![{text}]({picture})]({to})" for text, picture, to in shown if to)
+
+
 def table(name: str, folder: Path = FOLDER) -> str:
-    """Markdown of a table: published cells, a speed, or all algorithms."""
+    """Markdown of a table: published cells, a speed, or all algorithms; or the badges."""
+    if name == "badges":
+        return badges(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"])
     if name == "algorithms":
         head, *rows = catalogue.table()
         lines = [head, ["---"] * len(head), *rows]

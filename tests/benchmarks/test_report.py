@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 
 import jax
 import numpy as np
@@ -234,6 +235,20 @@ def test_presets_are_drawn_and_listed_beside_the_scripts(tmp_path):
         ["dqn/cleanrl", "200,000", side, "2", *["2"] * 4, *[mean] * 3, largest]
         for side, mean, largest in (("the script", "4", ""), ("the preset", "8", "1.4"))
     ]
+
+
+def test_badges_come_with_the_address_of_the_repository():
+    project = {"license": "MIT", "requires-python": ">=3.11,<3.14"}
+    assert report.badges(project) == report.badges(project | {"urls": {}}) == ""
+    urls = {"Repository": "https://github.com/me/kit/"}
+    lines = report.badges(project | {"urls": urls}).splitlines()
+    assert len(lines) == 4 and all(re.fullmatch(r"\[!\[.+\]\(https:.+\)\]\(.+\)", x) for x in lines)
+    actions = "https://github.com/me/kit/actions"
+    assert lines[0] == f"[![CI]({actions}/workflows/ci.yml/badge.svg)]({actions})"
+    colab = "https://colab.research.google.com/github/me/kit/blob/main/docs/tour.ipynb"
+    assert lines[-1].endswith(f"({colab})")
+    urls["Documentation"] = "https://me.github.io/kit"
+    assert report.badges(project | {"urls": urls}).count("(https://me.github.io/kit)") == 1
 
 
 @dataclasses.dataclass(frozen=True)
