@@ -160,7 +160,7 @@ def parse(module: Any, argv: list[str], config: Any, flags: Flags) -> tuple[Any,
             boxes(config, flags),
             args=words,
             prog=Path(module.__file__).name,
-            description=(module.__doc__ or "").partition("\n")[0] + SWEEPS,
+            description=((module.__doc__ or "").partition("\n")[0] + SWEEPS).strip(),
             config=(tyro.conf.OmitArgPrefixes,),
             registry=value_types(),
         )
