@@ -41,9 +41,9 @@ def changed_files(revision: str) -> set[str]:
 @functools.cache
 def sources() -> dict[str, str]:
     """The file of each module of the project, by its name."""
-    folders = (ROOT / folder for folder in ("algorithms", "envs", "tests"))
+    folders = (ROOT / folder for folder in ("algorithms", "envs", "tests", "docs/website"))
     files = [str(file.relative_to(ROOT)) for f in folders for file in f.rglob("*.py")]
-    name = lambda file: re.sub(r"(/__init__)?\.py$", "", file).replace("/", ".")
+    name = lambda file: re.sub(r"^docs/|(/__init__)?\.py$", "", file).replace("/", ".")
     return {name(file): file for file in files}
 
 

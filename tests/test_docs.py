@@ -3,10 +3,7 @@
 In algorithm files, every listed implementation detail is marked where it happens.
 """
 
-import ast
-import io
 import re
-import tokenize
 import tomllib
 from pathlib import Path
 
@@ -15,6 +12,7 @@ import pytest
 import algorithms
 from tests.benchmarks import pictures, report
 from tests.seconds import ALGORITHMS
+from website import reading
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -112,40 +110,13 @@ def test_pictures_show_the_scores_that_are_kept():
 # --- details of algorithms --------------------------------------------------------------------
 
 FILES = [ROOT / "algorithms" / f"{name}.py" for name in sorted(ALGORITHMS)]
-LINE = re.compile(r"^ {1,2}(\d+) \S", re.MULTILINE)  # of a list; other lines start further right
-ITEM = re.compile(r"(?:(core|continuous): |; )(\d+(?:-\d+)?) [A-Za-z]")  # of ppo.py's paragraph
-MARK = re.compile(r"\b(detail|core|continuous)s? ((?:(?:\d+(?:-\d+)?)(?:, | and )?)+)")
-
-
-def numbers(text):
-    """The numbers in a text such as "1-3, 5 and 7"."""
-    for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
-        yield from range(int(first), int(last or first) + 1)
-
-
-def listed(text):
-    """(kind, number) of each detail in the docstring of a module."""
-    docstring = ast.get_docstring(ast.parse(text), clean=False)
-    found, kind = [("detail", int(number)) for number in LINE.findall(docstring)], None
-    for new, item in ITEM.findall(" ".join(docstring.split())):
-        kind = new or kind
-        found += [(kind, number) for number in numbers(item) if kind]
-    return found
-
-
-def marked(text):
-    """(kind, number) of each detail that a comment names, `# detail 4` or `# core 5 and 7`."""
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    comments = [token.string for token in tokens if token.type == tokenize.COMMENT]
-    marks = [mark for comment in comments for mark in MARK.findall(comment)]
-    return {(kind, number) for kind, items in marks for number in numbers(items)}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_details_are_marked_where_they_happen(file):
-    details = listed(file.read_text())
+    details = reading.listed(file.read_text())
     assert details and len(details) == len(set(details)), "numbered, each number once"
-    assert marked(file.read_text()) == set(details)
+    assert set(reading.marked(file.read_text())) == set(details)
 
 
 def test_details_are_found_in_lists_and_comments():
@@ -162,5 +133,6 @@ y = 1  # core 5
 '''
     lines = [("detail", 1), ("detail", 12)]
     items = [("core", number) for number in (1, 2, 3, 7)] + [("continuous", 4)]
-    assert listed(text) == lines + items
-    assert marked(text) == {*(("detail", number) for number in (1, 4, 5, 6, 12)), ("core", 5)}
+    assert reading.listed(text) == lines + items
+    numbered = {("detail", number): [8] for number in (1, 4, 5, 6, 12)}
+    assert reading.marked(text) == numbered | {("core", 5): [9]}
