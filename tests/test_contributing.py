@@ -50,7 +50,7 @@ def insert(file: Path, line: str, before: str) -> None:
 def kit(tmp_path_factory):
     """The kit with foo.py, in which REINFORCE has another name: two new files and two longer."""
     kit = tmp_path_factory.mktemp("kit")
-    for name in ("algorithms", "envs", "tests"):
+    for name in ("algorithms", "envs", "tests", "docs"):
         shutil.copytree(ROOT / name, kit / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", kit)
     text = (kit / "algorithms" / "reinforce.py").read_text().replace("reinforce.py", "foo.py")

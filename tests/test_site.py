@@ -10,7 +10,7 @@ import pytest
 
 from algorithms.presets import PRESETS
 from tests.seconds import ALGORITHMS
-from website import algorithm, links, pages, reading, text
+from website import algorithm, api, curves, links, measured, pages, reading, text
 
 ROOT = Path(__file__).parents[1]
 
@@ -47,7 +47,7 @@ def test_plain_text_shows_its_stars_and_underscores():
 
 def test_the_navigation_leads_to_pages_and_headings():
     found = re.findall(r"^ +- (?:.+: )?(\S+\.md)#?(\S*)$", (ROOT / "mkdocs.yml").read_text(), re.M)
-    markdown = {links.place(path): text for path, text in pages.repository().items()}
+    markdown = {links.place(path): text for path, text in pages.repository().items()} | api.pages()
     assert len(found) > 20 and {place for place, _ in found} <= set(markdown)
     for place, heading in found:
         headings = map(links.slug, links.headings(markdown.get(place, "")))
@@ -81,6 +81,72 @@ def test_formulas_are_the_docstrings_of_functions():
     found = {one.name: one.says for one in reading.formulas(reading.read("ppo"))}
     assert found["gae"].startswith("A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}")
     assert not {"make_policy", "check", "update", "collect"} & set(found)
+
+
+def test_rows_of_other_kits_are_of_an_algorithm():
+    labels = ("dqn (double, 3-step)", "rejax-dqn", "purejaxrl-ppo", "reppo-script", "jaxmarl-qmix")
+    assert [measured.algorithm_of(label) for label in labels] == [
+        "dqn",
+        "dqn",
+        "ppo",
+        "reppo",
+        "vdn",
+    ]
+    known = {measured.algorithm_of(row["algorithm"]) for rows in measured.tables() for row in rows}
+    assert known <= ALGORITHMS
+
+
+def test_tables_have_the_rows_of_the_documentation():
+    """Rows of several tables stand in one; cells keep their numbers."""
+    kept = (ROOT / "docs" / "results.md").read_text().splitlines()
+    rows = {row for row in kept if row.startswith(("| sac |", "| sac (", "| brax-sac |"))}
+    shown = "\n".join(measured.returns("sac")).splitlines()
+    assert len(rows) > 5 and all(shown.count(row) == 1 for row in rows)
+    assert "| Pendulum-v1 | sac |" in "\n".join(shown), "of docs/world-models.md"
+    (twice,) = {row for row in kept if row.startswith("| dqn (double, 3-step) | CartPole-v1 (run")}
+    assert kept.count(twice) == 2 and "\n".join(measured.returns("dqn")).count(twice) == 1
+    says, cpu, *_ = measured.speeds("sac")
+    assert "rejax" in says and {row.split(" | ")[0] for row in cpu.splitlines()[2:]} == {
+        "| sac-1x1",
+        "| sac-1x1-8seeds",
+        "| sac-1024x1",
+    }
+    assert not measured.speeds("vdn")[0].endswith("rejax:")
+
+
+def test_others_returns_are_drawn_in_runs_as_long_as_theirs():
+    ppo = measured.reported()["ppo", "CartPole-v1"]
+    assert (ppo.site, ppo.steps, ppo.value) == ("docs.cleanrl.dev", 500_000, 490.0)
+    drawn = [one for one in curves.pictures("ppo") if "<figcaption>CartPole-v1<" in one]
+    assert sum("docs.cleanrl.dev: 490 in training" in one for one in drawn) == 1 < len(drawn)
+
+
+def test_a_curve_is_of_the_seeds_of_a_cell():
+    rows = [{"curve": f"nan 0 {end}", "timestep": "100"} for end in (0, 4, 8, 12)]
+    found = curves.curve("rejax-ppo", "CartPole-v1 --gamma 1", rows)
+    assert (found.environment, found.label) == (
+        "CartPole-v1",
+        "rejax-ppo: CartPole-v1 --gamma 1, 4 seeds",
+    )
+    steps, middle, low, high = (x.tolist() for x in found[3:])
+    assert (steps, middle, low, high) == ([50, 100], [0, 6], [0, 3], [0, 9])
+
+
+def test_the_api_has_all_public_names_with_their_signatures_and_arguments():
+    found = api.names("launch")
+    assert {"run", "sweep", "pbt", "resume", "load", "export", "main", "compare.compare"} <= set(
+        found
+    )
+    page = api.page("launch")
+    assert all(f"## {name} {{" in page for name in found)
+    assert "    num_seeds: int = 1,\n" in page and "| `seed, num_seeds` | which trials. |" in page
+    assert "## make {" in api.page("envs") and "envs/registry.py" in api.files()
+    buffer = api.entry("api/parts.md", "ReplayBuffer", api.names("parts")["ReplayBuffer"])
+    assert (
+        "    n_step: int = 1  # steps of a window" in buffer
+        and "| `oldest(replay: Replay)` |" in buffer
+    )
+    assert not {"CELLS", "CONV_LAYERS"} & set(api.names("parts")), "values have no docstrings"
 
 
 @pytest.mark.needs("material")

@@ -6,7 +6,7 @@ import shlex
 
 from algorithms.launch.tools import catalogue
 from algorithms.presets import PRESETS
-from website import links, reading
+from website import curves, glossary, links, measured, reading
 from website.reading import Block
 from website.text import code, escaped, fenced, section, table
 
@@ -25,6 +25,9 @@ def page(name: str) -> str:
         section("Formulas", formulas(name)),
         section("Settings", settings(name)),
         section("Presets", presets(name)),
+        section("Metrics", metrics(name)),
+        section("Results", results(name)),
+        section("Speed and memory", *measured.speeds(name)),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -36,8 +39,8 @@ def facts(name: str) -> str:
     about = links.ALGORITHMS[name]
     split = ("split over devices", "`--split-envs`" if about.get("split") else "no")
     file = ("file", to_source(name, f"algorithms/{name}.py"))
-    names, cells = zip(file, *list(zip(head, row))[2:], split)
-    return table(names, [cells])
+    lines = ("lines", measured.lines(name))
+    return table(("", ""), [file, lines, *list(zip(head, row))[2:], split])
 
 
 @functools.cache
@@ -88,8 +91,32 @@ def presets(name: str) -> str:
     rows = []
     for preset, changes in PRESETS.get(name, {}).items():
         words = ", ".join(code(f"{field}={value!r}") for field, value in changes.items())
-        rows.append((code(f"--preset {shlex.quote(preset)}"), words or "the defaults"))
-    return table(("preset", "settings"), rows)
+        rows.append((code(shlex.quote(preset)), words or "the defaults"))
+    return table(("`--preset`", "settings"), rows)
+
+
+def metrics(name: str) -> str:
+    """The metrics that a run logs, in the words of docs/metrics.md."""
+    here = links.place(f"algorithms/{name}.py")
+    says = lambda metric: links.on_site(glossary.meanings()[metric], glossary.PAGE, here)
+    rows = [(code(metric), says(metric)) for metric in glossary.logged(name)]
+    return table(("metric", "meaning"), rows)
+
+
+CURVES = """Curves are interquartile means over the seeds, bands the middle half of them, at most
+six in a picture. Dashed ones are of other kits, a mark where only the last point is known, or what
+others report. [Results]({results}) says how everything is measured."""
+
+
+def results(name: str) -> str:
+    """Curves and tables of what was published."""
+    drawn = curves.pictures(name)
+    here = links.place(f"algorithms/{name}.py")
+    says = CURVES.format(results=links.between(here, links.place("docs/results.md")))
+    figures = f'<div class="pictures">{"".join(drawn)}</div>'
+    return "\n\n".join(
+        [says, figures, *measured.returns(name)] if drawn else measured.returns(name)
+    )
 
 
 def formulas(name: str) -> str:

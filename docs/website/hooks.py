@@ -1,6 +1,7 @@
 """What mkdocs calls: adds pages, and turns the repository's links into the site's.
 
-mkdocs takes this file by its path, so it puts the folders of its imports on the path.
+mkdocs takes this file by its path, so it puts the folders of its imports on the path. With COPIES=1
+in the environment, pages give the length of each file's copy; making all copies takes a minute.
 """
 
 import logging
@@ -15,6 +16,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 from mkdocs.structure.files import File, InclusionLevel  # noqa: E402
 
+from algorithms.parts import info  # noqa: E402
 from website import links, pages  # noqa: E402
 
 INCLUDED = InclusionLevel.INCLUDED
@@ -30,13 +32,12 @@ def on_config(config: Any) -> Any:
     return config
 
 
-def algorithm_pages() -> list[dict[str, list[str]]]:
+def algorithm_pages() -> list[dict[str, Any]]:
     """The part of the navigation for each family of algorithms."""
-    families: dict[str, list[str]] = {}
-    for name, about in sorted(links.ALGORITHMS.items()):
-        place = links.PAGES[f"algorithms/{name}.py"]
-        families.setdefault(about["family"].capitalize(), []).append({name: place})
-    return [{family: pages} for family, pages in families.items()]
+    found: dict[str, list[Any]] = {family: [] for family in info.FAMILIES}
+    for name, about in links.ALGORITHMS.items():
+        found[about["family"]].append({name: links.place(f"algorithms/{name}.py")})
+    return [{family.capitalize(): pages} for family, pages in found.items() if pages]
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -68,12 +68,18 @@ def targets(markdown: str, path: str) -> list[str]:
     return [_target(path, link)[0] for link in LINK.findall(text)]
 
 
-def on_site(markdown: str, path: str) -> str:
-    """The text of a Markdown file with the links and the lists of the site."""
+def on_site(markdown: str, path: str, here: str = "") -> str:
+    """The text of a Markdown file with the links and the lists of the site.
+
+    Args:
+      markdown, path: the text of a file, or a part of it, and the file's path.
+      here: the place where the text will be; by default that of the file.
+    """
+    here = here or place(path)
 
     def link(match: re.Match) -> str:
         target, anchor = _target(path, match[1])
-        return between(place(path), place(target)) + anchor if target != path else anchor
+        return between(here, place(target)) + anchor if place(target) != here else anchor
 
     return nested(outside_code(lambda text: LINK.sub(link, text), markdown))
 

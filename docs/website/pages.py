@@ -4,13 +4,14 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from website import algorithm, links
+from website import algorithm, api, links
 from website.links import ROOT, place, source
 
 # Pages with the text of a file are no answers of a search
 SOURCE = """---
 title: {name}
 search: {{ exclude: true }}
+hide: [navigation, toc]
 ---
 
 # {name}
@@ -24,6 +25,7 @@ def all_pages() -> dict[str, str]:
     """{place: Markdown} of every page."""
     markdown = repository()
     pages = {place(path): links.on_site(text, path) for path, text in markdown.items()}
+    pages |= api.pages()
     shown = [path for path in linked(markdown) if links.has_page(path)]
     pages |= {place(f"algorithms/{name}.py"): algorithm.page(name) for name in links.ALGORITHMS}
     return pages | {source(path): source_page(path) for path in shown}
@@ -38,10 +40,10 @@ def repository() -> dict[str, str]:
 
 
 def linked(markdown: Mapping[str, str]) -> list[str]:
-    """The paths of the sources that pages link to, and those of all algorithms."""
+    """The paths of the sources that pages link to, those of algorithms and of the API included."""
     found = {path for page, text in markdown.items() for path in links.targets(text, page)}
     found = {path for path in found if place(path) == source(path)}
-    return sorted(found | {f"algorithms/{name}.py" for name in links.ALGORITHMS})
+    return sorted(found | {f"algorithms/{name}.py" for name in links.ALGORITHMS} | api.files())
 
 
 def copied() -> list[str]:
@@ -55,7 +57,7 @@ def source_page(path: str) -> str:
     if file.is_dir():
         body = "\n".join(f"- `{one.name}`" for one in sorted(file.iterdir()))
     else:
-        body = f"```{LANGUAGES[file.suffix]}\n{file.read_text()}```"
+        body = f'```{LANGUAGES[file.suffix]} linenums="1"\n{file.read_text()}```'
     return SOURCE.format(name=path, body=body)
 
 

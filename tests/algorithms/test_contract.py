@@ -39,6 +39,7 @@ from tests.algorithms.cases import (
 )
 from tests.conftest import AS_FOR_USERS, compiled_as_for_users
 from tests.seconds import WHOLE
+from website import glossary
 
 pytestmark = pytest.mark.cases()
 # Of `parts.program`, to which make_train of every file gives its learner: five files show it.
@@ -108,6 +109,13 @@ def test_metrics_have_the_points_as_leading_axis(case, trained):
     others = {"timestep", "num_episodes", "episode_return", "episode_length"}
     assert set(metrics) == case.metrics | others | case.evaluation
     assert int(state.update) == 3
+
+
+def test_metrics_are_explained(case, trained):
+    """In docs/metrics.md; the site knows from the file which ones it logs."""
+    with_settings = {"eval_exploitability", "policy_std"}
+    logged = set(trained[1])
+    assert logged <= set(glossary.logged(case.name)) <= logged | with_settings
 
 
 @pytest.mark.cases(lambda case: case.has("anneal_lr") and not case.has("lr_floor"))
