@@ -25,11 +25,19 @@ log = logging.getLogger("mkdocs.hooks")
 
 def on_config(config: Any) -> Any:
     """Headings get GitHub's anchors, and the navigation a page for each algorithm."""
+    forget()
     config.mdx_configs["toc"]["slugify"] = links.slug
     (own,) = (part["Algorithms"] for part in config.nav if "Algorithms" in part)
     if len(own) == 1:  # mkdocs serve keeps the config
         own += algorithm_pages()
     return config
+
+
+def forget() -> None:
+    """Forgets what was read, because files change between two builds of `mkdocs serve`."""
+    for module in [one for name, one in sys.modules.items() if name.startswith("website.")]:
+        for function in vars(module).values():
+            getattr(function, "cache_clear", lambda: None)()
 
 
 def algorithm_pages() -> list[dict[str, Any]]:
