@@ -69,18 +69,24 @@ def test_a_page_has_what_its_file_says(name):
     assert all(preset in page for preset in PRESETS[name])
 
 
+def test_what_differs_from_the_paper_is_a_paragraph_of_its_own():
+    assert "\n\nTwo things differ from the list. " in algorithm.page("ppo")
+    assert "\n\nThree things differ from that code. " in algorithm.page("pqn")
+
+
 def test_a_setting_is_shown_as_on_the_command_line():
     flags = {row.split(" | ")[0]: row for row in algorithm.settings("ppo_plr").splitlines()}
     assert flags["| `--hidden-sizes`"].split(" | ")[1:3] == ["`64,64`", r"tuple\[int, ...\]"]
     assert flags["| `--total-timesteps`"].split(" | ")[1] == "`500_000`"
     assert flags["| `--replay-share`"].split(" | ")[2] == "`[0, 1]; (0, 1] with robust=True`"
+    assert flags["| `--robust`"].split(" | ")[1] == "`false`"
     assert flags["| `--edit-share`"].split(" | ")[3].startswith("share of the others")
 
 
 def test_formulas_are_the_docstrings_of_functions():
     found = {one.name: one.says for one in reading.formulas(reading.read("ppo"))}
     assert found["gae"].startswith("A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}")
-    assert not {"make_policy", "check", "update", "collect"} & set(found)
+    assert not {"make_policy", "make_train", "check", "update", "collect"} & set(found)
 
 
 def test_rows_of_other_kits_are_of_an_algorithm():

@@ -17,10 +17,7 @@ LINE = re.compile(r" {1,2}(\d+) (?=\S)")
 ITEM = re.compile(r"(?:(core|continuous): |; )(\d+(?:-\d+)?) (?=[A-Za-z])")
 MARK = re.compile(r"\b(detail|core|continuous)s? ((?:(?:\d+(?:-\d+)?)(?:, | and )?)+)")
 BULLET = "  - "
-# Functions of every file, which have no formulas
-CONTRACT = re.compile(
-    r"make_\w+|check|learner|update|round|act|prepare|replayed|fresh_memory|in_words"
-)
+NOT_FORMULAS = re.compile(r"make_\w+|prepare|replayed|fresh_memory")  # though they look so
 PLAIN = (int, float, bool, str)
 FORMULA = re.compile(r"equation|mean of|[Ss]um |sum_|[=/]| [+*-] |\*\*|log |clip\(|\bKL\(")
 
@@ -161,7 +158,7 @@ def functions(node: ast.AST, within: str = "") -> Iterator[Function]:
             yield from functions(child, f"{child.name}.")
         elif isinstance(child, ast.FunctionDef):
             says = ast.get_docstring(child)
-            if says and not CONTRACT.fullmatch(child.name):
+            if says and not NOT_FORMULAS.fullmatch(child.name):
                 name = f"{within}{child.name}".removesuffix(".__call__")
                 yield Function(name, child.lineno, says.split("\n\n")[0].replace("\n", " "))
             yield from functions(child)
