@@ -159,7 +159,8 @@ def test_the_api_has_all_public_names_with_their_signatures_and_arguments():
 def test_the_site_is_built_without_warnings_and_shows_nothing_from_elsewhere(tmp_path):
     """Only links lead to other sites: scripts, styles, fonts and pictures are the site's own."""
     words = ["-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
-    environment = os.environ | {"SITE_URL": "", "REPO_URL": ""}
+    urls = {"SITE_URL": "https://kit.example.org/docs/", "REPO_URL": "https://github.com/me/kit"}
+    environment = os.environ | urls
     done = subprocess.run(
         [sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True
     )
@@ -168,5 +169,7 @@ def test_the_site_is_built_without_warnings_and_shows_nothing_from_elsewhere(tmp
     assert len(built) > len(ALGORITHMS)
     shown = re.compile(r"<(?:script|img|iframe)[^>]* src=\"?http|<link[^>]*stylesheet[^>]*http")
     assert not any(shown.search(page) or "url(http" in page for page in built)
+    assert all('href="https://github.com/me/kit"' in page for page in built)
+    assert not any('data-md-component="source"' in page for page in built), "it asks GitHub"
     index = (tmp_path / "search" / "search_index.json").read_text()
     assert '"algorithms/ppo/"' in index and '"source/' not in index

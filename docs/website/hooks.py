@@ -1,10 +1,12 @@
 """What mkdocs calls: adds pages, and turns the repository's links into the site's.
 
-mkdocs takes this file by its path, so it puts the folders of its imports on the path. With COPIES=1
-in the environment, pages give the length of each file's copy; making all copies takes a minute.
+mkdocs takes this file by its path, so it puts the folders of its imports on the path. Variables of
+the environment: REPO_URL is the repository's address, and with COPIES=1 pages give the length of
+each file's copy; making all copies takes a minute.
 """
 
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -24,8 +26,12 @@ log = logging.getLogger("mkdocs.hooks")
 
 
 def on_config(config: Any) -> Any:
-    """Headings get GitHub's anchors, and the navigation a page for each algorithm."""
+    """Headings get GitHub's anchors, the navigation a page for each algorithm, and the footer a
+    link to the repository. mkdocs-material's own `repo_url` would ask GitHub for its stars."""
     forget()
+    if url := os.environ.get("REPO_URL"):
+        source = {"icon": "fontawesome/brands/git-alt", "link": url, "name": "Repository"}
+        config.extra["social"] = [source]
     config.mdx_configs["toc"]["slugify"] = links.slug
     (own,) = (part["Algorithms"] for part in config.nav if "Algorithms" in part)
     if len(own) == 1:  # mkdocs serve keeps the config
