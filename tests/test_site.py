@@ -76,11 +76,11 @@ def test_what_differs_from_the_paper_is_a_paragraph_of_its_own():
 
 def test_a_setting_is_shown_as_on_the_command_line():
     flags = {row.split(" | ")[0]: row for row in algorithm.settings("ppo_plr").splitlines()}
-    assert flags["| `--hidden-sizes`"].split(" | ")[1:3] == ["`64,64`", r"tuple\[int, ...\]"]
-    assert flags["| `--total-timesteps`"].split(" | ")[1] == "`500_000`"
-    assert flags["| `--replay-share`"].split(" | ")[2] == "`[0, 1]; (0, 1] with robust=True`"
-    assert flags["| `--robust`"].split(" | ")[1] == "`false`"
-    assert flags["| `--edit-share`"].split(" | ")[3].startswith("share of the others")
+    assert flags["| `--hidden-sizes`"].split(" | ")[2:] == ["`64,64`", r"tuple\[int, ...\] |"]
+    assert flags["| `--total-timesteps`"].split(" | ")[2] == "`500_000`"
+    assert flags["| `--replay-share`"].split(" | ")[3] == "`[0, 1]; (0, 1] with robust=True` |"
+    assert flags["| `--robust`"].split(" | ")[2] == "`false`"
+    assert flags["| `--edit-share`"].split(" | ")[1].startswith("share of the others")
 
 
 def test_formulas_are_the_docstrings_of_functions():

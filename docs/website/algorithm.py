@@ -131,13 +131,13 @@ def settings(name: str) -> str:
     rows = [
         (
             code("--" + one.name.replace("_", "-")),
+            escaped(one.help),
             code(shown(one.default)),
             code(one.interval) or escaped(one.type),
-            escaped(one.help),
         )
         for one in reading.settings(name)
     ]
-    return table(("flag", "default", "range or type", "what it is"), rows)
+    return table(("flag", "what it is", "default", "range or type"), rows)
 
 
 def shown(value: object) -> str:
