@@ -16,8 +16,8 @@ from website.text import table
 Row = dict[str, str]
 PAGES = ("results", "several-agents", "memory", "world-models")  # with tables of returns
 # Files of other kits' rows that are not named KIT-ALGORITHM, and the algorithm here
-PEERS = {"reppo-script": "reppo", "dreamerv3-script": "dreamer", "jaxmarl-mappo": "ippo_rnn"}
-PEERS |= {"jaxmarl-iql": "vdn", "jaxmarl-qmix": "vdn"}
+PEERS = {"reppo-script": "reppo", "dreamerv3-script": "dreamer", "flashsac-script": "flashsac"}
+PEERS |= {"jaxmarl-mappo": "ippo_rnn", "jaxmarl-iql": "vdn", "jaxmarl-qmix": "vdn"}
 CASES = {case.name: case.algorithm for case in speed.CASES + teams.CASES}
 ROWS = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 REPORTED = re.compile(r"\[.*\]\(https?://(\S+)/rl-algorithms/(\w+)/?\)")
