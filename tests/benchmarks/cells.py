@@ -49,6 +49,9 @@ SIMBA = "--network simba --normalize-obs --hidden-sizes 128,128 --critic-hidden-
 # The preset of CartpoleSwingup, for the rest of the suite
 FRAMES = "--env playground/{} --env-settings action_repeat=2 --num-envs 16 --num-evals 5"
 FRAMES += " --total-timesteps 50000"
+# REDQ with five critics of 64 units, on a fifth of SAC's steps
+REDQ = "--learning-starts 500 --updates-per-step 20 --policy-every 20 --actor-value mean"
+REDQ += " --num-critics 5 --target-critics 2 --hidden-sizes 64,64 --critic-hidden-sizes 64,64"
 PARTIAL = "--env-settings observation=symbolic_first_person"
 GAMES = {"Asterix": 10_000_000, "Breakout": 3_000_000}
 GAMES |= {"Freeway": 5_000_000, "SpaceInvaders": 5_000_000}
@@ -232,6 +235,9 @@ LIBRARIES = tuple(
         preset("td3", "playground/CartpoleSwingup", 50_000, 3)._replace(what=HELD.format(2)),
         flag("sac", "playground/CartpoleSwingup", SIMBA, 50_000, 3)._replace(
             name="playground/CartpoleSwingup, simba", what=HELD.format(2)
+        ),
+        flag("sac", "playground/CartpoleSwingup", REDQ, 10_000, 3)._replace(
+            name="playground/CartpoleSwingup, redq", what=f"REDQ, {HELD.format(2)}"
         ),
         flag("ppo", "playground/CartpoleSwingup", "--num-evals 5", 50_000, 3)._replace(
             name="playground/CartpoleSwingup, 100,000 frames", what=HELD.format(2)
