@@ -53,19 +53,28 @@ def keep_best(path: Path, judged: Sequence[Ranked], chunks: Sequence[Chunk]) -> 
     """
     hosts.wait()  # each process has saved its part
     hosts.from_first(lambda: _make(path, judged, chunks))
-    for chunk in chunks:
-        if chunk.run_dir:
-            _remove_states(chunk.run_dir)
+    remove_rest(path)
     runs = " and ".join(str(path / name) for name in experiment.open(path).kept)
     return f"the best setting with its whole state is in {runs}; the other whole states are gone"
 
 
 def remove_rest(path: Path) -> None:
-    """Removes the states that a killed process would have removed."""
+    """Removes the chunks' states, once sweep.json says that they need none.
+
+    A chunk that the user has trained longer than its sweep keeps them.
+    """
     there = experiment.open(path)
     for run_dir in there.run_dirs() if there.kept else ():
-        if run_dir.state_files():
+        if run_dir.state_files() and not _is_longer(run_dir, there):
             _remove_states(run_dir)
+
+
+def _is_longer(run_dir: RunDir, there: experiment.Experiment) -> bool:
+    """Whether a chunk has another total than its sweep asked for."""
+    said, name = there.description, "total_timesteps"
+    asked = said["grid"].get(name, [said["config"].get(name)])
+    is_drawn = isinstance(asked, str)
+    return not is_drawn and run_dir.description["config"].get(name) not in asked
 
 
 def _make(path: Path, judged: Sequence[Ranked], chunks: Sequence[Chunk]) -> None:

@@ -343,6 +343,15 @@ def test_a_resume_may_ask_for_the_other(everything, tmp_path):
     assert states(tmp_path / "y") == states(everything.sweep_dir)
 
 
+def test_a_chunk_that_was_trained_longer_keeps_its_states(everything, tmp_path):
+    path = shutil.copytree(everything.sweep_dir, tmp_path / "x")
+    launch.resume(path / "chunk_001", module=toy, total_timesteps=60)
+    launch.resume(path, module=toy, sweep_states="best")
+    of_it = {f"chunk_001/checkpoints/{point:06d}.state" for point in (5, 6)}
+    assert of_it < states(path) and len(states(path)) == 3
+    assert launch.resume(path / "chunk_001", module=toy).metrics["timestep"].max() == 60
+
+
 def test_the_flag_is_one_of_two():
     with pytest.raises(UserError, match="sweep_states='none': choose one of best, all"):
         launch.run(toy, CONFIG, sweep_states="none")
