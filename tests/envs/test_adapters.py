@@ -503,6 +503,26 @@ def test_steps_in_which_the_physics_diverges_are_counted(robots):
     np.testing.assert_array_equal(env.world_state(state, params)[3:], np.zeros(3))
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("part", ["state", "privileged_state", "reward"])
+def test_one_number_that_is_not_finite_is_a_step_that_diverged(robots, monkeypatch, part, bad):
+    env, params = envs.make("playground/Walker")
+    sound = env.wrapped.step
+
+    def step(state, action):
+        after = sound(state, action)
+        if part == "reward":
+            return after.replace(reward=after.reward + bad)
+        return after.replace(obs={**after.obs, part: after.obs[part].at[-1].set(bad)})
+
+    _, state = env.reset_env(key(), params)
+    *_, info = env.step_env(key(), state, jnp.zeros(2), params)
+    assert info["metrics"]["diverged"] == 0
+    monkeypatch.setattr(env.wrapped, "step", step)
+    *_, info = env.step_env(key(), state, jnp.zeros(2), params)
+    assert info["metrics"]["diverged"] == 1
+
+
 def products(name, settings, part="step_env"):
     """The precisions of all products in the lowered text of a step or a reset."""
     env, params = envs.make(name, **settings)
