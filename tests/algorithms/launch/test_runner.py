@@ -547,7 +547,7 @@ def test_values_of_numpy_and_jax_make_the_same_files(whole, tmp_path):
         (CONFIG, {"gif": "always"}, "gif='always': choose one of never"),
         (CONFIG, {"trak": True}, "unknown option 'trak'; did you mean track"),
         (CONFIG, {"sed": 1}, "unknown option 'sed'; did you mean seed"),
-        (CONFIG, {"sweep_dir": "x"}, "unknown option 'sweep_dir'; did you mean seed, run_dir"),
+        (CONFIG, {"sweep_dir": "x"}, "unknown option 'sweep_dir'; did you mean seed, sweep_states"),
         ({"gamma": 0.9}, {}, r"config is of builtins.dict, without env: give .*toy.Config"),
         (dqn.Config(), {}, "config is of algorithms.dqn.Config, without .*: give .*toy.Config"),
         (
