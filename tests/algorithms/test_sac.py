@@ -88,7 +88,13 @@ def inputs_of_a_critic(config):
     return critic, params, x, action
 
 
-@pytest.mark.parametrize("layer_norm, dropout", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    "layer_norm, dropout",
+    [
+        (True, True),
+        *(pytest.param(*x, marks=pytest.mark.slow) for x in [(True, False), (False, True)]),
+    ],
+)
 def test_a_layer_of_droq_is_dense_dropout_layer_norm_and_relu(layer_norm, dropout):
     config = DROQ.replace(layer_norm=layer_norm, dropout=dropout)
     critic, params, x, action = inputs_of_a_critic(config)

@@ -633,6 +633,7 @@ def test_nothing_is_left_to_collect_when_python_ends(capsys, monkeypatch):
     assert gc.freeze in at_end  # half a second
 
 
+@pytest.mark.slow  # test_runner.py has runs and sweeps from Python
 def test_strict_settings_of_jax_end_no_command(tmp_path, monkeypatch):
     for name, value in (("NUMPY_RANK_PROMOTION", "raise"), ("NUMPY_DTYPE_PROMOTION", "strict")):
         monkeypatch.setenv(f"JAX_{name}", value)

@@ -256,6 +256,7 @@ def test_a_copy_trains_from_the_command_line(project, tmp_path):
     assert said.splitlines() == [told.format(**row) for row in rows]
 
 
+@pytest.mark.slow  # .ci/run trains two seeds of a copy
 def test_seeds_of_a_copy_train_at_once(project, tmp_path):
     file = put(project, "reinforce")
     given = TINY | {"hidden_sizes": "8,", "eval_at_start": "false", "num_seeds": 3}
@@ -268,6 +269,11 @@ def test_seeds_of_a_copy_train_at_once(project, tmp_path):
     assert len({*rows[-1, :, 1]}) > 1, "seeds differ"
     means = [float(line.split()[-1]) for line in said.splitlines()]
     np.testing.assert_allclose(means, rows[:, :, 1].mean(1), atol=0.006)
+
+
+def test_a_copy_refuses_no_seeds_and_a_file_that_exists(project, tmp_path):
+    file = put(project, "reinforce")
+    (tmp_path / "x").touch()
     _, error = run(project, file, "--num-seeds", 0, code=2)
     assert "--seed 0 --num-seeds 0: give 0 or more, and 1 or more" in error
     _, error = run(project, file, "--csv", tmp_path / "x", code=2)
