@@ -306,7 +306,7 @@ def test_a_sweep_keeps_the_paths_of_its_opponents(runs, tmp_path, monkeypatch, o
     given = {"grid": {"env_settings": against}}
     if one_by_one:
         given = {"settings": [{"env_settings": x, "hidden_sizes": (9,)} for x in against]}
-    launch.sweep(MODULE, TINY, **given, sweep_dir=tmp_path / "sweep")
+    launch.sweep(MODULE, TINY, **given, sweep_dir=tmp_path / "sweep", sweep_states="all")
     saved = [json.loads(x.read_text()) for x in sorted((tmp_path / "sweep").rglob("config.json"))]
     found = [dict(x["config"]["env_settings"]) for x in saved]
     path = str(runs / "one")
