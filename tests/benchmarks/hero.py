@@ -71,7 +71,7 @@ class Drawing:
         self.others = ax.plot(self.steps, self.curves[1:].mean(1).T, color=GREY, linewidth=0.7)
         (self.best,) = ax.plot(self.steps, self.middle[0], color=BEST, linewidth=2)
         self.axes, self.band = ax, None
-        plots._style(ax, self.steps[-1])
+        plots.style(ax, self.steps[-1])
         ax.set_ylim(self.curves.min() - 50, 50)
         ax.set_ylabel("return")
 

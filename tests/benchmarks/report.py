@@ -18,7 +18,7 @@ from tests.benchmarks.cells import BEST, CELLS, MEMORIES_COMPARED, PEERS, Cell
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "results"
-WITH_TABLES = ("results", "speed", "gpu", "sweeps", "several-agents", "memory", "environments")
+WITH_TABLES = ("results", "speed", "gpu", "sweeps", "several-agents", "memory", "levels")
 WITH_TABLES += ("coming-from", "world-models")
 PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in WITH_TABLES)
 PAGES += (ROOT / "algorithms" / "README.md", ROOT / "README.md")

@@ -237,6 +237,13 @@ def test_presets_are_drawn_and_listed_beside_the_scripts(tmp_path):
     ]
 
 
+def test_every_page_with_a_table_is_written():
+    files = [
+        page for place in ("", "docs", "algorithms") for page in (report.ROOT / place).glob("*.md")
+    ]
+    assert {page for page in files if report.REGION.search(page.read_text())} == set(report.PAGES)
+
+
 def test_badges_come_with_the_address_of_the_repository():
     project = {"license": "MIT", "requires-python": ">=3.11,<3.14"}
     assert report.badges(project) == report.badges(project | {"urls": {}}) == ""
