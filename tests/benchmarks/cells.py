@@ -49,6 +49,14 @@ SIMBA = "--network simba --normalize-obs --hidden-sizes 128,128 --critic-hidden-
 # The preset of CartpoleSwingup, for the rest of the suite
 FRAMES = "--env playground/{} --env-settings action_repeat=2 --num-envs 16 --num-evals 5"
 FRAMES += " --total-timesteps 50000"
+# 250,000 steps of a task of that suite, not held, with networks that two cores can train
+LONGER = "--env playground/{} --total-timesteps 250000 --num-evals 5"
+DM_CONTROL = {
+    "flashsac": "--preset Pendulum-v1 --buffer-size 250000",
+    "sac": "--preset Pendulum-v1 --num-envs 4 --updates-per-step 4 --buffer-size 250000",
+    "reppo": "",
+    "ppo": "--num-envs 16",
+}
 # REDQ with five critics of 64 units, on a fifth of SAC's steps
 REDQ = "--learning-starts 500 --updates-per-step 20 --policy-every 20 --actor-value mean"
 REDQ += " --num-critics 5 --target-critics 2 --hidden-sizes 64,64 --critic-hidden-sizes 64,64"
@@ -255,6 +263,14 @@ LIBRARIES = tuple(
             name="navix/DoorKey-5x5, partial views, no memory"
         ),
     )
+)
+SUITE_LONGER = (*SUITE, "FingerSpin", "ReacherHard")
+LIBRARIES += tuple(
+    Cell(
+        algorithm, f"playground/{env}, 250,000 steps", f"{words} {LONGER.format(env)}".strip(), 3
+    )._replace(tables=("libraries", "dm_control"))
+    for env in SUITE_LONGER
+    for algorithm, words in DM_CONTROL.items()
 )
 SMAX, KITCHEN = "SMAX-3m", "overcooked-cramped_room"
 # The best settings of independent learners on seeds for tuning (docs/tuning.md): passes and step

@@ -44,6 +44,7 @@ PRESETS += ("largest difference",)
 MEASURED = ("job", "part", "device")  # what names the rows of accelerator.py
 CASE = ("environment", "policy", "parameters", "training")  # of levels
 BLOCK = 10_000  # seeds of a published run
+EARLIER = 100_000  # steps of the first of two points in the table of dm_control
 LATE = 0.4  # share of a run after which a point below the bar is a dip
 Rows = list[dict[str, str]]
 
@@ -334,6 +335,27 @@ def learned_lines(rows: Rows) -> list[list[str]]:
     return lines
 
 
+def suite_lines(cells: Sequence[Cell], physics: str, folder: Path) -> list[list[str]]:
+    """Head, and a line for each task of dm_control: mean returns here, at the last point and
+    EARLIER steps, and those that others published for this physics engine."""
+    published = [row for row in read("dm_control-published", folder) if row["physics"] == physics]
+    of_task: dict[str, dict[str, str]] = {row["task"]: {} for row in published}
+    for cell in cells:
+        if rows := kept(cell, folder):
+            steps, returns = curves(rows)
+            early, last = returns[:, np.abs(steps - EARLIER).argmin()].mean(), returns[:, -1].mean()
+            of_task[cell.name.split("/")[1].split(",")[0]][cell.algorithm] = (
+                f"{last:.0f} ({early:.0f})"
+            )
+    for row in published:
+        spread = f" ± {row['std']}" if row["std"] else ""
+        of_task[row["task"]][row["system"]] = f"{row['mean']}{spread}"
+    columns = [*dict.fromkeys(map(file_of, cells))]
+    columns += dict.fromkeys(row["system"] for row in published)
+    lines = [[task, *(found.get(c, "-") for c in columns)] for task, found in of_task.items()]
+    return [["task", *columns], ["---"] * (1 + len(columns)), *lines]
+
+
 def preset_lines(rows: Rows) -> list[list[str]]:
     """A line for each side of a preset: mean training returns, and where they differ most from
     those of the script, in standard errors of the difference."""
@@ -416,6 +438,9 @@ def table(name: str, folder: Path = FOLDER) -> str:
         lines = [LEVELS, ["---"] * len(LEVELS), *level_lines(read(name, folder))]
     elif name == "presets":
         lines = [PRESETS, ["---"] * len(PRESETS), *preset_lines(read(name, folder))]
+    elif name.startswith("dm_control"):
+        cells = [cell for cell in CELLS if name in cell.tables]
+        lines = suite_lines(cells, "MJX" if cells else "MuJoCo", folder)
     elif name == "memory":
         cells = [cell for cell in CELLS if name in cell.tables]
         lines = [TASKS, ["---"] * len(TASKS), *task_lines(cells, folder)]

@@ -52,6 +52,21 @@ def test_without_a_bar_nothing_is_solved_or_not(tmp_path):
     assert dict(zip(report.COLUMNS, line))["solved"] == ""
 
 
+def test_the_suite_stands_beside_published_returns_of_its_physics(tmp_path):
+    curve = "0 10 20 30 40 50"
+    row = {"cell": "playground/FingerSpin, 250,000 steps", "timestep": 250_000, "curve": curve}
+    report.keep("sac", [row | {"seed": i} for i in (1, 2)], tmp_path)
+    columns = ("task", "system", "physics", "steps", "mean", "std")
+    lines = [("FingerSpin", "A", "MJX", 1, 7, 2), ("HopperHop", "A", "MuJoCo", 1, 3, "")]
+    report.keep("dm_control-published", [dict(zip(columns, line)) for line in lines], tmp_path)
+    cells = [Cell(name, row["cell"], "", 2) for name in ("sac", "ppo")]
+    head, _, *found = report.suite_lines(cells, "MJX", tmp_path)
+    assert head == ["task", "sac", "ppo", "A"] and found == [
+        ["FingerSpin", "50 (20)", "-", "7 ± 2"]
+    ]
+    assert report.suite_lines([], "MuJoCo", tmp_path)[2:] == [["HopperHop", "3"]]
+
+
 def test_a_cell_takes_the_place_of_its_own_rows_alone(tmp_path):
     report.keep("toy", rows([1.0, 2.0], [0.0, 0.0]), tmp_path)
     report.keep("toy", rows([3.0], [0.0], cell="Acrobot-v1"), tmp_path)
