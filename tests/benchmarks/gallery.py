@@ -71,7 +71,7 @@ PIECES = (
     Piece("overcooked", "ippo", "--preset overcooked-cramped_room", SEVERAL, "jaxmarl"),
     Piece("smax", "vdn", "--preset SMAX-3m", SEVERAL, "jaxmarl"),
     Piece("tic-tac-toe", "alphazero", "--preset tic_tac_toe", GAMES, "pgx,mctx"),
-    Piece("connect-four", "ippo", "--preset connect_four", GAMES, "pgx"),
+    Piece("connect-four", "ippo", "--env pgx/connect_four --total-timesteps 2e6", GAMES, "pgx"),
     Piece("kuhn-poker", "ippo", "--preset kuhn_poker", GAMES, "pgx"),
 )
 
