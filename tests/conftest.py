@@ -19,6 +19,9 @@ from tests.changed import Changed
 from tests.seconds import ALGORITHMS, Seconds, group_of, owner_of
 
 jax.config.update("jax_debug_key_reuse", True)
+# Programs without the lines of Python that they come from are made in 5 % fewer CPU seconds.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
+jax.config.update("jax_traceback_in_locations_limit", 0)
 # A test that needs several devices runs in its own process.
 jax.config.update("jax_num_cpu_devices", 1)
 # Compiling takes nearly all of the time, and optimising most of that. This also holds for processes

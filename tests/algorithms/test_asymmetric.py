@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import ppo
+from algorithms import parts, ppo
 from envs.gymnax import spaces
 from tests.algorithms.cases import again, assert_close
 from tests.algorithms.test_ppo import PROBE as OF_PPO
-from tests.conftest import AS_FOR_USERS, compiled_as_for_users
+from tests.conftest import AS_FOR_USERS
 from tests.probe import Probe, ProbeParams, ProbeState, struct
 
 pytestmark = pytest.mark.cases(
@@ -62,9 +62,8 @@ def trained(case):
     """The first and the last state of a run, with their config."""
     config = small(case)
     train = case.module.make_train(config, Cue(), PARAMS)
-    with compiled_as_for_users():
-        start, _ = train(jax.random.key(0), None, 0)
-        state, metrics = train(None, again(start))
+    start = parts.first_state(train, jax.random.key(0))
+    state, metrics = train(None, again(start))
     assert np.isfinite(metrics["eval_return"]).all()
     return config, start, state
 
@@ -93,7 +92,8 @@ def test_the_policy_never_asks_for_the_world_state(case, trained):
 def test_actions_before_learning_do_not_depend_on_the_world_state(case, trained):
     """With the same keys, in the first rollout and in an evaluation; the critic's values do."""
     config, start, _ = trained
-    other, _ = case.module.make_train(config, Cue(100.0), PARAMS)(jax.random.key(0), None, 0)
+    train = case.module.make_train(config, Cue(100.0), PARAMS)
+    other = parts.first_state(train, jax.random.key(0))
     assert_close(own(start), own(other))
     act = lambda state, env: case.module.make_policy(config, env, PARAMS)(state, jnp.array([0.5]))
     assert_close(act(start, Cue())[0], act(other, Cue(100.0))[0])
