@@ -7,6 +7,17 @@ import pytest
 from tests.benchmarks import hlo, launches, peer_python
 
 ONE = lambda node: 1
+
+
+@pytest.fixture(autouse=True, scope="module")
+def places():
+    """Programs that know the lines of Python, which those of other tests do without."""
+    before = jax.config.jax_traceback_in_locations_limit
+    jax.config.update("jax_traceback_in_locations_limit", 10)
+    yield
+    jax.config.update("jax_traceback_in_locations_limit", before)
+
+
 # A loop of unknown trips with a known one inside, as CUDA's text has them.
 TEXT = """HloModule jit_train, is_scheduled=true
 
