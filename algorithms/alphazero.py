@@ -53,6 +53,7 @@ from envs import games
 
 INFO = {
     "title": "AlphaZero (Gumbel or PUCT search)",
+    "use": "games of two players whose rules are known, so that it can search ahead",
     "paper": "[Danihelka et al. 2022](https://openreview.net/forum?id=bERaNdoegnO)",
     "family": "search",
     "actions": "discrete",

@@ -46,6 +46,7 @@ from algorithms.parts import real, static
 
 INFO = {
     "title": "Categorical deep Q-learning (C51)",
+    "use": "as DQN, with distributions of returns; their range must be known",
     "paper": "[Bellemare et al. 2017](https://arxiv.org/abs/1707.06887)",
     "family": "action values",
     "actions": "discrete",

@@ -43,6 +43,7 @@ from algorithms.parts import real, static
 
 INFO = {
     "title": "Deep deterministic policy gradient (DDPG)",
+    "use": "a baseline for TD3 and SAC",
     "paper": "[Lillicrap et al. 2015](https://arxiv.org/abs/1509.02971)",
     "family": "actor-critics",
     "actions": "continuous",

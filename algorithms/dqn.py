@@ -49,6 +49,7 @@ from algorithms.parts import real, static
 
 INFO = {
     "title": "Deep Q-learning (DQN); by flag double, duelling, n-step, prioritised replay",
+    "use": "first choice for discrete actions where steps are expensive",
     "paper": "[Mnih et al. 2015](https://doi.org/10.1038/nature14236)",
     "family": "action values",
     "actions": "discrete",

@@ -62,6 +62,7 @@ from algorithms.parts import real, static
 
 INFO = {
     "title": "DreamerV3: a world model, and an actor and a critic that learn in its imagination",
+    "use": "steps that cost more than computing: it learns in its own world model",
     "paper": "[Hafner et al. 2023](https://arxiv.org/abs/2301.04104)",
     "family": "world models",
     "actions": ("discrete", "continuous"),

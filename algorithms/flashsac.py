@@ -64,6 +64,7 @@ from algorithms.parts import real, static
 
 INFO = {
     "title": "Soft actor-critic for many environments (FlashSAC)",
+    "use": "bounded continuous actions in a thousand environments at once",
     "paper": "[Kim et al. 2026](https://arxiv.org/abs/2604.04539)",
     "family": "actor-critics",
     "actions": "continuous",

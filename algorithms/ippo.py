@@ -67,6 +67,7 @@ from envs import exploitability
 
 INFO = {
     "title": "PPO for several agents, independent (IPPO) or with a central critic (MAPPO)",
+    "use": "first choice for several agents; with a central critic for teams",
     "paper": "[de Witt et al. 2020](https://arxiv.org/abs/2011.09533), "
     "[Yu et al. 2022](https://arxiv.org/abs/2103.01955)",
     "family": "policy gradients",

@@ -43,6 +43,7 @@ from algorithms.parts import real, static
 
 INFO = {
     "title": "IPPO and MAPPO with a memory: recurrent cells, state spaces or attention",
+    "use": "as IPPO, where agents must remember or send messages",
     "paper": "[de Witt et al. 2020](https://arxiv.org/abs/2011.09533), "
     "[Yu et al. 2022](https://arxiv.org/abs/2103.01955)",
     "family": "policy gradients",

@@ -47,6 +47,7 @@ from algorithms.parts import real, static
 
 INFO = {
     "title": "Deep Q-learning with implicit quantiles (IQN), and its risk measures",
+    "use": "as QR-DQN, and for policies that avoid or seek risk",
     "paper": "[Dabney et al. 2018](https://arxiv.org/abs/1806.06923)",
     "family": "action values",
     "actions": "discrete",

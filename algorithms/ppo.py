@@ -45,6 +45,7 @@ from algorithms.parts import real, static
 
 INFO = {
     "title": "Proximal policy optimisation (PPO)",
+    "use": "first choice where steps are cheap: few settings to tune, any actions, masks, images",
     "paper": "[Schulman et al. 2017](https://arxiv.org/abs/1707.06347)",
     "family": "policy gradients",
     "actions": ("discrete", "continuous"),

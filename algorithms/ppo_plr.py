@@ -42,6 +42,7 @@ from envs import levels
 
 INFO = {
     "title": "PPO with prioritised level replay (PLR, robust PLR, ACCEL)",
+    "use": "a policy that must not fail on rare levels, at some cost in the mean",
     "paper": "[Jiang et al. 2021](https://arxiv.org/abs/2010.03934), "
     "[Parker-Holder et al. 2022](https://arxiv.org/abs/2203.01302)",
     "family": "policy gradients",

@@ -52,6 +52,7 @@ from algorithms.parts import real, static
 
 INFO = {
     "title": "PPO with a memory: recurrent cells, state spaces or attention",
+    "use": "as PPO, where one observation does not tell enough",
     "paper": "[Schulman et al. 2017](https://arxiv.org/abs/1707.06347)",
     "family": "policy gradients",
     "actions": ("discrete", "continuous"),

@@ -47,6 +47,7 @@ from algorithms.parts import real, static
 
 INFO = {
     "title": "PPO with V-trace on segments drawn by priority, as in PufferLib",
+    "use": "as PPO, for one agent or a team that shares a network; PufferLib's trainer",
     "paper": "[Suarez 2024](https://arxiv.org/abs/2406.12905), "
     "[Espeholt et al. 2018](https://arxiv.org/abs/1802.01561)",
     "family": "policy gradients",

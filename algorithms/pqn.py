@@ -41,6 +41,7 @@ from algorithms.parts import real, static
 
 INFO = {
     "title": "Parallelised Q-learning (PQN): Q(lambda) without replay or target networks",
+    "use": "discrete actions and cheap steps, without the memory of a replay buffer",
     "paper": "[Gallici et al. 2024](https://arxiv.org/abs/2407.04811)",
     "family": "action values",
     "actions": "discrete",

@@ -41,6 +41,7 @@ from algorithms.parts import real, static
 
 INFO = {
     "title": "PQN with a memory: recurrent cells, state spaces or attention",
+    "use": "as PQN, where one observation does not tell enough",
     "paper": "[Gallici et al. 2024](https://arxiv.org/abs/2407.04811)",
     "family": "action values",
     "actions": "discrete",

@@ -46,6 +46,7 @@ from algorithms.parts import real, static
 
 INFO = {
     "title": "Deep Q-learning by quantile regression (QR-DQN)",
+    "use": "as DQN, with distributions of returns of any range",
     "paper": "[Dabney et al. 2018](https://arxiv.org/abs/1710.10044)",
     "family": "action values",
     "actions": "discrete",

@@ -50,6 +50,7 @@ from algorithms.parts import real, static
 
 INFO = {
     "title": "R2D2: recurrent replay with stored states, burn-in and priorities of sequences",
+    "use": "as DQN, where one observation does not tell enough",
     "paper": "[Kapturowski et al. 2019](https://openreview.net/forum?id=r1lyTjAqYX)",
     "family": "action values",
     "actions": "discrete",

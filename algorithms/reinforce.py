@@ -46,6 +46,7 @@ from algorithms.parts import real, static
 
 INFO = {
     "title": "REINFORCE with a value baseline and lambda-returns",
+    "use": "to learn from, and as a baseline without clipping or replay",
     "paper": "[Williams 1992](https://doi.org/10.1007/BF00992696)",
     "family": "policy gradients",
     "actions": ("discrete", "continuous"),

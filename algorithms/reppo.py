@@ -50,6 +50,7 @@ from algorithms.parts import real, static
 
 INFO = {
     "title": "Relative entropy pathwise policy optimisation (REPPO)",
+    "use": "bounded continuous actions and cheap steps, without a replay buffer",
     "paper": "[Voelcker et al. 2025](https://arxiv.org/abs/2507.11019)",
     "family": "actor-critics",
     "actions": "continuous",

@@ -54,6 +54,7 @@ from algorithms.parts import real, static
 
 INFO = {
     "title": "REPPO for discrete actions",
+    "use": "discrete actions; few steps like DQN, no replay buffer like PPO",
     "paper": "[Voelcker et al. 2025](https://arxiv.org/abs/2507.11019)",
     "family": "actor-critics",
     "actions": "discrete",

@@ -59,6 +59,7 @@ from algorithms.parts import real, static
 
 INFO = {
     "title": "Soft actor-critic (SAC) with a learned temperature; by flag REDQ, DroQ",
+    "use": "first choice for bounded continuous actions where steps are expensive",
     "paper": "[Haarnoja et al. 2018](https://arxiv.org/abs/1801.01290)",
     "family": "actor-critics",
     "actions": "continuous",

@@ -43,6 +43,7 @@ from algorithms.parts import real, static
 
 INFO = {
     "title": "Soft actor-critic for discrete actions",
+    "use": "research on entropy with discrete actions; DQN solves more of the tables' seeds",
     "paper": "[Christodoulou 2019](https://arxiv.org/abs/1910.07207)",
     "family": "actor-critics",
     "actions": "discrete",

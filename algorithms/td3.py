@@ -44,6 +44,7 @@ from algorithms.parts import real, static
 
 INFO = {
     "title": "Twin delayed deep deterministic policy gradient (TD3)",
+    "use": "as SAC with a deterministic policy, and where exploration noise should last",
     "paper": "[Fujimoto et al. 2018](https://arxiv.org/abs/1802.09477)",
     "family": "actor-critics",
     "actions": "continuous",

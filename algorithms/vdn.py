@@ -53,6 +53,7 @@ from algorithms.parts import real, static
 
 INFO = {
     "title": "Parallelised Q-learning for teams: VDN, QMIX, independent agents (IQL)",
+    "use": "teams with one reward and discrete actions",
     "paper": "[Sunehag et al. 2018](https://arxiv.org/abs/1706.05296), "
     "[Rashid et al. 2018](https://arxiv.org/abs/1803.11485)",
     "family": "action values",

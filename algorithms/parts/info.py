@@ -1,6 +1,7 @@
 """INFO: an algorithm's description of itself, a literal after the imports of its file.
 
     title    what it is, in a few words
+    use      when to take it, in a few words; may be missing, as ""
     paper    references with their URLs, as Markdown links
     family   one of FAMILIES
     actions  kinds of actions that it takes: "discrete", "continuous" or a tuple of both;
@@ -20,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-OPTIONAL = ("split", "needs")
+OPTIONAL = ("use", "split", "needs")
 KEYS = ("title", "paper", "family", "actions", "masks", "agents", "memory")
 FAMILIES = ("policy gradients", "action values", "actor-critics", "search", "world models")
 AGENTS = ("one", "several", "one or several", "two players")

@@ -66,11 +66,12 @@ def summary(info: Info) -> str:
 def table() -> list[list[str]]:
     """The algorithms as rows of Markdown, the head first; by family, then by name."""
     rows = [["file", "algorithm", "paper", "family", "actions", "agents", "memory"]]
+    rows[0].append("when to use it")
     found = sorted(of_folder(FOLDER).items(), key=lambda one: FAMILIES.index(one[1]["family"]))
     for name, info in found:
         memory = {False: "no", True: "yes"}.get(info["memory"], str(info["memory"]))
         file, about = f"[{name}.py]({name}.py)", [info[key] for key in ("title", "paper", "family")]
-        rows.append([file, *about, _actions(info), info["agents"], memory])
+        rows.append([file, *about, _actions(info), info["agents"], memory, info.get("use", "")])
     return rows
 
 

@@ -20,6 +20,7 @@ def test_each_file_has_an_info(name):
     assert found == importlib.import_module(f"algorithms.{name}").INFO
     assert tuple(name for name in found if name not in info.OPTIONAL) == info.KEYS
     assert type(found.get("split", False)) is bool
+    assert 20 < len(found["use"]) < 90 and found["use"][-1] not in ".;,"
     assert found["family"] in info.FAMILIES
     assert set(info.kinds_of(found)) <= {"discrete", "continuous"} and info.kinds_of(found)
     assert found["masks"] in (False, True)
