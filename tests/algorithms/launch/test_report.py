@@ -629,3 +629,9 @@ def test_pictures_do_not_take_the_time_of_many_chunks(seconds, drawings, tmp_pat
     launch.sweep(toy, config, grid, max_parallel=1, sweep_dir=tmp_path / "x")
     assert drawn == [1, 2, 3][:: 4 - drawings]
     assert len((tmp_path / "x" / "results.csv").read_text().splitlines()) == 1 + 3
+
+
+def test_the_page_says_what_so_many_seeds_can_tell():
+    one, few, many = map(table.meaning, (1, 9, 10))
+    assert "no interval" in one and "95" not in one
+    assert "t interval" in few and "bootstrap interval" in many

@@ -59,6 +59,11 @@ def ranking(study: Study, seconds: Mapping[int, float] = MappingProxyType({})) -
 
 def meaning(seeds: int) -> str:
     """What the intervals of so many seeds tell, and what they do not."""
+    if seeds == 1:
+        return (
+            "Of 1 seed a setting: its return. One seed has no interval, so a difference between "
+            "two settings may be luck: --num-seeds adds seeds."
+        )
     how = "the mean, with a t interval, which takes returns as normal"
     if seeds >= MANY:
         how = "the mean without the lowest and the highest quarter (IQM), with a bootstrap interval"
