@@ -22,7 +22,7 @@ PAGES = {
     "algorithms/README.md": "algorithms/index.md",
     "docs/tour.ipynb": "tour.md",
 } | {f"algorithms/{name}.py": f"algorithms/{name}.md" for name in ALGORITHMS}
-OF_DOCS = (".md", ".png", ".csv")  # files of docs/ that are on the site as they are
+OF_DOCS = (".md", ".png", ".gif", ".csv")  # files of docs/ that are on the site as they are
 SHOWN = (".py", ".yml")  # files that have a page with their text; others are copied
 FENCED = re.compile(r"(^ *```.*?^ *```)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<=\]\()(?!\w+:)([^()\s]+)(?=\))")

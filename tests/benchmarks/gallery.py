@@ -27,6 +27,7 @@ class Piece(NamedTuple):
     words: str  # flags of the run
     group: str
     needs: str = ""  # what else to install
+    seed: int = 0  # of the episode
 
     @property
     def command(self) -> str:
@@ -62,10 +63,10 @@ PIECES = (
     Piece("2048", "ppo", "--preset jumanji/Game2048", GRIDS, "jumanji"),
     Piece("hopper", "reppo", "--preset brax/hopper", ROBOTS, "brax"),
     Piece("inverted-pendulum", "ppo", "--preset brax/inverted_pendulum", ROBOTS, "brax"),
-    Piece("cartpole-swingup", "sac", "--preset playground/CartpoleSwingup", ROBOTS, "playground"),
-    Piece("cheetah", "sac", "--preset playground/CheetahRun", ROBOTS, "playground"),
+    Piece("cartpole-swingup", "reppo", "--preset playground/CartpoleSwingup", ROBOTS, "playground"),
+    Piece("cheetah", "reppo", "--preset playground/CheetahRun", ROBOTS, "playground"),
     Piece("navigator", "ippo", "--preset MultiNavigator-v0", SEVERAL),
-    Piece("hunt", "vdn", "--preset Hunt-v0", SEVERAL),
+    Piece("hunt", "vdn", "--preset Hunt-v0", SEVERAL, seed=3),
     Piece("pursuit", "ippo", "--env Pursuit-v0 --total-timesteps 2e6", SEVERAL),
     Piece("spread", "vdn", "--preset MPE_simple_spread_v3", SEVERAL, "jaxmarl"),
     Piece("overcooked", "ippo", "--preset overcooked-cramped_room", SEVERAL, "jaxmarl"),
@@ -86,7 +87,7 @@ def make(piece: Piece) -> None:
     words = [*piece.words.split(), "--num-evals", "2", "--resume-if-exists"]
     run(program, *words, "--run-dir", str(run_dir))
     before = set(run_dir.glob("*.gif"))
-    run(program, "--render", str(run_dir))
+    run(program, "--render", str(run_dir), "--seed", str(piece.seed))
     (whole,) = set(run_dir.glob("*.gif")) - before
     shrink(whole, FOLDER / f"{piece.name}.gif")
 
@@ -137,8 +138,8 @@ def row(piece: Piece) -> str:
 
 
 INTRODUCTION = (
-    "One episode of a trained policy each, seed 0, of the last point and not of the best one. The",
-    "command beside it trains that policy, and these two draw it:",
+    "An episode of each policy, as it is at the end of its run with seed 0. The command beside a",
+    "picture trains that policy. These two train one and draw it:",
     "",
     "    python algorithms/ppo.py --preset CartPole-v1 --run-dir runs/A",
     "    python algorithms/ppo.py --render runs/A",
