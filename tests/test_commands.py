@@ -98,7 +98,7 @@ TRAINS = {
     for line, one in of_algorithms().items()
     if not line.endswith("...")
     and not NOT_RUN & {*one[1]}
-    and not re.search(r"--resume runs/RUN --point|best-steps_to", line)
+    and not re.search(r"--resume runs/RUN --point|SWEEP/best(-| )", line)
 }
 
 
