@@ -569,7 +569,8 @@ def test_making_an_environment_leaves_jax_precision_as_it_is(robots):
     assert jax.config.jax_default_matmul_precision == before != "highest"
 
 
-PUBLISHED = ("CartpoleBalance", "CartpoleSwingup", "CheetahRun", "PendulumSwingup")
+PUBLISHED = ("CartpoleBalance", "CartpoleSwingup", "CheetahRun", "FingerSpin")
+PUBLISHED += ("PendulumSwingup", "ReacherHard")
 
 
 def test_published_rows_of_playground_are_of_these_tasks():
