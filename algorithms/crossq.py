@@ -47,7 +47,7 @@ from algorithms.parts import real, static
 
 INFO = {
     "title": "Soft actor-critic with batch renormalisation, no target networks (CrossQ)",
-    "use": "as SAC without target networks, and with one gradient step for each step",
+    "use": "as SAC, without target networks",
     "paper": "[Bhatt et al. 2024](https://arxiv.org/abs/1902.05605)",
     "family": "actor-critics",
     "actions": "continuous",

@@ -134,12 +134,13 @@ def page() -> str:
 def row(piece: Piece) -> str:
     needs = f'`pip install -e ".[{piece.needs}]"`<br>' if piece.needs else ""
     picture = f"![{piece.name.replace('-', ' ')}](gallery/{piece.name}.gif)"
-    return f"| {picture} | {needs}`{piece.command}` |"
+    drawn = f"<br>drawn with `--seed {piece.seed}`" if piece.seed else ""
+    return f"| {picture} | {needs}`{piece.command}`{drawn} |"
 
 
 INTRODUCTION = (
     "An episode of each policy, as it is at the end of its run with seed 0. The command beside a",
-    "picture trains that policy. These two train one and draw it:",
+    "picture trains that policy, here with `--num-evals 2`. These two train one and draw it:",
     "",
     "    python algorithms/ppo.py --preset CartPole-v1 --run-dir runs/A",
     "    python algorithms/ppo.py --render runs/A",

@@ -65,8 +65,8 @@ def summary(info: Info) -> str:
 
 def table() -> list[list[str]]:
     """The algorithms as rows of Markdown, the head first; by family, then by name."""
-    rows = [["file", "algorithm", "paper", "family", "actions", "agents", "memory"]]
-    rows[0].append("when to use it")
+    head = ["file", "algorithm", "paper", "family", "actions", "agents", "memory", "when to use it"]
+    rows = [head]
     found = sorted(of_folder(FOLDER).items(), key=lambda one: FAMILIES.index(one[1]["family"]))
     for name, info in found:
         memory = {False: "no", True: "yes"}.get(info["memory"], str(info["memory"]))
