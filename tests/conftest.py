@@ -48,6 +48,7 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
 # Programs are kept between runs, as for users. Processes that tests start use them, too.
 PROGRAMS = Path(__file__).parents[1] / ".pytest_cache" / "programs"
 MOST = 2 * 1024**3  # bytes, after which the folder is emptied
+LARGE = 2 * 1024**3  # bytes of a process
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(PROGRAMS))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
@@ -110,9 +111,21 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_runtest_teardown(item, nextitem):
-    """Frees the compiled programs of an owner, which would otherwise fill gigabytes to the end."""
-    if nextitem is None or owner_of(item.nodeid) != owner_of(nextitem.nodeid):
+    """Frees compiled programs between two owners, once this process is large.
+
+    Until then the small programs of single operations serve all owners: 5 % of the CPU seconds.
+    """
+    owner_ends = nextitem is None or owner_of(item.nodeid) != owner_of(nextitem.nodeid)
+    if owner_ends and memory() > LARGE:
         jax.clear_caches()
+
+
+def memory() -> float:
+    """Bytes of this process; infinite where no file tells."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return float("inf")
 
 
 @functools.cache

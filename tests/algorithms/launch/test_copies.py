@@ -204,9 +204,13 @@ TWO = {"defaults": ["cpu"], "preset": ["accelerator"]}
 
 
 @pytest.mark.parametrize(
-    "which", [TWO, pytest.param({}, marks=pytest.mark.slow)], ids=["two", "all"]
+    "name, which",
+    [
+        # The three have replay, several agents and memory: nearly all that copies are made of.
+        *(pytest.param(name, TWO, id=f"{name}-two") for name in ("dqn", "ippo", "ppo_rnn")),
+        *(pytest.param(name, {}, id=f"{name}-all", marks=pytest.mark.slow) for name in NAMES),
+    ],
 )
-@pytest.mark.parametrize("name", ALL)
 def test_a_copy_is_the_kit_s_program(project, name, which):
     """It lowers to the text whose hash tests/texts.json has, for a CPU and for an accelerator.
 
