@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from algorithms.launch.engine.results import interquartile_mean
+from algorithms.launch.engine.intervals import interquartile_mean
 from algorithms.launch.tools.report.svg import Frame, Scale, picture, spread
 from website import links, measured
 

@@ -19,7 +19,7 @@ from PIL import Image
 
 import envs
 from algorithms import launch, ppo
-from algorithms.launch.engine import experiment, outcomes, plots, results
+from algorithms.launch.engine import experiment, intervals, outcomes, plots, results
 from algorithms.launch.tools import render
 from envs import pictures
 
@@ -46,7 +46,7 @@ class Drawing:
     def __init__(self, ranked: list[results.Ranked], first: np.ndarray):
         self.steps = ranked[0].trials[0].timesteps
         self.curves = np.array([[t.returns for t in one.trials] for one in ranked])
-        self.middle = np.array([results.estimate(row) for row in self.curves[0].T]).T
+        self.middle = np.array([intervals.estimate(row) for row in self.curves[0].T]).T
         figure = Figure(figsize=(12, 4), dpi=75, layout="constrained")
         self.canvas = FigureCanvasAgg(figure)
         settings, curves, played = figure.subplots(1, 3, width_ratios=(1.1, 1.3, 0.9))

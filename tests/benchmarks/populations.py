@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from algorithms import launch, ppo
 from algorithms.launch import Discount, LogUniform
 from algorithms.launch.engine.evolution import Range
+from algorithms.launch.engine.intervals import bootstrap_interval
 from algorithms.launch.engine.population import Population, Settings
-from algorithms.launch.engine.results import bootstrap_interval
 from algorithms.presets import PRESETS
 
 FOLDER = Path(__file__).parents[2] / "docs" / "results"

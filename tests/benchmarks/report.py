@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from algorithms import ppo
-from algorithms.launch.engine import devices, results, versions
+from algorithms.launch.engine import devices, intervals, versions
 from algorithms.launch.engine.metrics import as_csv
 from algorithms.launch.tools import catalogue
 from tests.benchmarks.cells import BEST, CELLS, MEMORIES_COMPARED, PEERS, Cell
@@ -155,8 +155,8 @@ def summary(rows: Rows, bar: float) -> dict[str, Any]:
     return {
         "seeds": len(rows),
         "mean": scores.mean(),
-        "interval": results.bootstrap_interval(scores, lambda drawn: drawn.mean(-1)),
-        "iqm": results.interquartile_mean(scores),
+        "interval": intervals.bootstrap_interval(scores, lambda drawn: drawn.mean(-1)),
+        "iqm": intervals.interquartile_mean(scores),
         "worst": scores.min(),
         "solved": int(solved.sum()),
         "collapsed": int((~solved & (returns[:, :-1] >= bar).any(1)).sum()),
@@ -201,7 +201,7 @@ def team_line(cell: Cell, rows: Rows) -> list[str]:
     several = len(rows) > 1  # one seed has no interval
     interval_of = lambda low, high: f" ({number(low)} to {number(high)})" if several else ""
     show = lambda mean, *interval: number(mean) + interval_of(*interval)
-    interval = lambda x: results.bootstrap_interval(x, lambda drawn: drawn.mean(-1))
+    interval = lambda x: intervals.bootstrap_interval(x, lambda drawn: drawn.mean(-1))
     column = lambda name: np.array([float(row.get(name) or "nan") for row in rows])
     values, training = column(cell.metric), np.mean(column(f"{cell.metric} in training"))
     metric = "-" if np.isnan(values).any() else show(values.mean(), *interval(values))
@@ -223,7 +223,7 @@ def world_line(cell: Cell, rows: Rows) -> list[str]:
     the mean of the last third of points stands beside the last one."""
     found, returns = summary(rows, cell.solved), curves(rows)[1]
     thirds = returns[:, -(len(returns[0]) // 3) :].mean(1)
-    interval = results.bootstrap_interval(thirds, lambda drawn: drawn.mean(-1))
+    interval = intervals.bootstrap_interval(thirds, lambda drawn: drawn.mean(-1))
     show = lambda mean, low, high: f"{number(mean)} ({number(low)} to {number(high)})"
     block, solved = block_of(rows), (returns >= cell.solved).any(1).sum()
     return [
@@ -310,7 +310,7 @@ def level_lines(rows: Rows) -> list[list[str]]:
             lines.append([*line, ""])
             continue
         difference = of["worst_tenth"] - [float(row["worst_tenth"]) for row in base]
-        low, high = results.bootstrap_interval(difference, lambda drawn: drawn.mean(-1))
+        low, high = intervals.bootstrap_interval(difference, lambda drawn: drawn.mean(-1))
         lines.append([*line, f"{difference.mean():.0f} ({low:.0f} to {high:.0f})"])
     return lines
 
@@ -324,10 +324,10 @@ def learned_lines(rows: Rows) -> list[list[str]]:
     for run, found in runs.items():
         scores = np.array([float(row["score"]) for row in found])
         training = np.array([float(row["training"]) for row in found])
-        low, high = results.bootstrap_interval(scores, results.interquartile_mean)
+        low, high = intervals.bootstrap_interval(scores, intervals.interquartile_mean)
         figures = [f"{int(found[0]['timestep']):,}", str(len(found))]
         figures += [
-            f"{number(results.interquartile_mean(scores))} ({number(low)} to {number(high)})"
+            f"{number(intervals.interquartile_mean(scores))} ({number(low)} to {number(high)})"
         ]
         figures += [number(scores.mean())]
         figures += ["-" if np.isnan(training).all() else number(np.nanmean(training))]

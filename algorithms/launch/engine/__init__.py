@@ -43,6 +43,7 @@ locks          one process at a time
 what people see of a run
 metrics        metrics.csv, what its columns are, and what they warn of
 results        the results of a sweep
+intervals      what the scores of a few seeds tell about all seeds
 progress       lines on stdout
 brief          how a result prints itself
 plots          learning curves and sweeps as pictures

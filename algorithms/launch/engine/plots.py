@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from algorithms.launch.engine import results, settings
+from algorithms.launch.engine import intervals, results, settings
 from algorithms.launch.engine.metrics import Metrics, players
 from algorithms.launch.engine.settings import Trials
 
@@ -134,7 +134,7 @@ def sweep(
     """Draws final returns over each swept field, and the best settings' learning curves.
 
     A dot is a trial, the line goes through the means of all trials with that value. A curve is the
-    middle of a setting's seeds in its interval, by `results.estimate`.
+    middle of a setting's seeds in its interval, by `intervals.estimate`.
     Where several environments were trained, each has a row of panels.
 
     Args:
@@ -261,7 +261,7 @@ def _best_curves(ax: Any, ranked: Sequence[results.Ranked]) -> None:
         shown.append(returns)
     show(ax, shown)
     style(ax, last)
-    ax.set_ylabel(f"return, {results.middle_name(len(ranked[0].trials))}")
+    ax.set_ylabel(f"return, {intervals.middle_name(len(ranked[0].trials))}")
     best = f"the best {CURVES} of {len(ranked)} settings" if len(ranked) > CURVES else ""
     if ax.get_legend_handles_labels()[0]:
         small = dict(fontsize="x-small", title_fontsize="x-small")
@@ -277,12 +277,12 @@ def middle(
     resamples: int = 500,
     **style: Any,
 ) -> None:
-    """The middle of returns (points, seeds) in its interval, by `results.estimate`, at the points
+    """The middle of returns (points, seeds) in its interval, by `intervals.estimate`, at the points
     where all seeds have a return."""
     there = ~np.isnan(returns).any(1)
     if not there.any():
         return
-    found = np.array([results.estimate(row, seeds, resamples) for row in returns[there]]).T
+    found = np.array([intervals.estimate(row, seeds, resamples) for row in returns[there]]).T
     ax.plot(x[there], found[0], **style)
     if returns.shape[1] > 1:
         ax.fill_between(x[there], *found[1:], color=style["color"], alpha=0.15, linewidth=0)

@@ -1,7 +1,7 @@
 """Runs side by side: learning curves by environment, algorithm and setting, and final returns.
 
-A curve's numbers are those of `results.estimate`. Over several environments they are interquartile
-means with a bootstrap that is stratified by environment (Agarwal et al. 2021,
+A curve's numbers are those of `intervals.estimate`. Over several environments they are
+interquartile means with a bootstrap that is stratified by environment (Agarwal et al. 2021,
 https://arxiv.org/abs/2108.13264).
 """
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from algorithms.launch.engine import results, settings
+from algorithms.launch.engine import intervals, results, settings
 from algorithms.launch.engine.errors import UserError, warn
 
 SHOWN = 20  # curves of an environment in the table
@@ -49,9 +49,9 @@ class Pooled(NamedTuple):
         return last[~np.isnan(last)]
 
     @property
-    def estimate(self) -> results.Estimate:
+    def estimate(self) -> intervals.Estimate:
         """Their middle, and its interval."""
-        return results.estimate(self.finals, self.seeds)
+        return intervals.estimate(self.finals, self.seeds)
 
     @property
     def middle(self) -> float:
@@ -141,14 +141,14 @@ def table(panels: dict[str, list[Pooled]]) -> str:
 
 def middles(pooled: Sequence[Pooled]) -> str:
     """What the middle of these curves and its interval are."""
-    few = sorted({len(curve.trials) < results.MANY for curve in pooled}, reverse=True)
+    few = sorted({len(curve.trials) < intervals.MANY for curve in pooled}, reverse=True)
     names = {
         True: "mean and its t interval",
         False: "interquartile mean and its bootstrap interval",
     }
     if len(few) == 1:
         return names[few[0]]
-    return f"{names[True]} with fewer than {results.MANY} seeds, else {names[False]}"
+    return f"{names[True]} with fewer than {intervals.MANY} seeds, else {names[False]}"
 
 
 def _cells(curve: Pooled) -> list[str]:
@@ -241,15 +241,15 @@ def counts(strata: Sequence[np.ndarray]) -> str:
     return "+".join(str(len(stratum)) for stratum in strata)
 
 
-def middle_score(strata: Sequence[np.ndarray]) -> results.Estimate:
+def middle_score(strata: Sequence[np.ndarray]) -> intervals.Estimate:
     """The interquartile mean over all environments."""
-    middle = float(results.interquartile_mean(np.concatenate(strata)))
-    return results.Estimate(middle, *_interval(strata, results.interquartile_mean))
+    middle = float(intervals.interquartile_mean(np.concatenate(strata)))
+    return intervals.Estimate(middle, *_interval(strata, intervals.interquartile_mean))
 
 
 def _interval(strata: Sequence[np.ndarray], statistic: Callable) -> np.ndarray:
     """95 % of a statistic; NaN if an environment has one seed, which is always drawn again."""
-    found = results.bootstrap_intervals(strata, statistic)
+    found = intervals.bootstrap_intervals(strata, statistic)
     return found if min(map(len, strata)) > 1 else np.full_like(found, np.nan)
 
 
@@ -267,7 +267,7 @@ def profile(strata: Sequence[np.ndarray], taus: np.ndarray) -> np.ndarray:
     return np.stack([share(np.concatenate(strata)), *_interval(strata, share)])
 
 
-def improvement(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> results.Estimate:
+def improvement(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> intervals.Estimate:
     """The probability that a run of the first is better than one of the second, in an environment
     drawn at random (Agarwal et al. 2021): the mean over environments of the share of pairs in which
     it is; a pair of equal scores counts half.
@@ -283,7 +283,7 @@ def improvement(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> re
         pairs = zip(pieces[: len(first)], pieces[len(first) :])
         return np.mean([_share_above(mine, theirs) for mine, theirs in pairs], axis=0)
 
-    return results.Estimate(float(mean(np.concatenate(strata))), *_interval(strata, mean))
+    return intervals.Estimate(float(mean(np.concatenate(strata))), *_interval(strata, mean))
 
 
 def _share_above(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:

@@ -52,7 +52,7 @@ def curves(
 ) -> None:
     """Draws learning curves, a panel for each environment.
 
-    A curve is the middle of its seeds in its interval, by `results.estimate`, at the points where
+    A curve is the middle of its seeds in its interval, by `intervals.estimate`, at the points where
     all of its seeds have a return. One label has one colour in all panels. The legend stands below
     the panels.
 

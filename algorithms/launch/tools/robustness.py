@@ -20,7 +20,16 @@ import numpy as np
 
 import envs
 from algorithms import parts
-from algorithms.launch.engine import experiment, files, loading, plots, reading, results, settings
+from algorithms.launch.engine import (
+    experiment,
+    files,
+    intervals,
+    loading,
+    plots,
+    reading,
+    results,
+    settings,
+)
 from algorithms.launch.engine.errors import UserError, refusing
 from algorithms.launch.engine.interrupts import in_background
 from algorithms.launch.engine.metrics import as_csv
@@ -215,7 +224,7 @@ def _table(found: Grid) -> str:
         table.append([row.name, str(len(row.default)), *map(_score, scores), where])
     if all(len(row.default) < 2 for row in found.rows):
         return "\n".join(results.aligned(table))
-    name = results.interval_name(max(len(row.default) for row in found.rows))
+    name = intervals.interval_name(max(len(row.default) for row in found.rows))
     note = f"the middle of trials, and its interval: {name}"
     return "\n".join([*results.aligned(table), "", note])
 
@@ -223,7 +232,7 @@ def _table(found: Grid) -> str:
 def _score(scores: np.ndarray) -> str:
     if len(scores) < 2:
         return f"{scores.mean():.4g}"
-    middle, low, high = results.estimate(scores)
+    middle, low, high = intervals.estimate(scores)
     return f"{middle:.4g} ({low:.4g} to {high:.4g})"
 
 

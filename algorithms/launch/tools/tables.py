@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from algorithms.launch.engine import files, objectives, results
+from algorithms.launch.engine import files, intervals, objectives, results
 from algorithms.launch.engine.metrics import as_csv
 from algorithms.launch.tools import comparison
 
@@ -24,7 +24,7 @@ SPECIAL |= {"<": "$<$", ">": "$>$", "|": r"\textbar{}", '"': "''"}
 SPECIAL |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
 SPECIAL["["] = "{[}"  # which a line of a tabular may not begin with
 
-NOTHING = results.Estimate(np.nan, np.nan, np.nan)
+NOTHING = intervals.Estimate(np.nan, np.nan, np.nan)
 
 Line = dict[str, Any]
 
@@ -49,13 +49,13 @@ def ranking(
         own = {"environment": ALL, "curve": label, "statistic": "IQM of scores", "return": score}
         lines.append(own | {"seeds": seeds, "of": seeds, "steps": steps})
     empty = {
-        name: NOTHING if isinstance(x, results.Estimate) else "" for name, x in lines[0].items()
+        name: NOTHING if isinstance(x, intervals.Estimate) else "" for name, x in lines[0].items()
     }
     return [empty | line for line in lines]
 
 
 def _line(curve: comparison.Pooled, thresholds: Mapping[str, float]) -> Line:
-    statistic = results.middle_name(curve.seeds).replace("interquartile mean", "IQM")
+    statistic = intervals.middle_name(curve.seeds).replace("interquartile mean", "IQM")
     own: Line = {"environment": curve.environment, "curve": curve.label, "statistic": statistic}
     own |= {"return": curve.estimate, "seeds": len(curve.finals), "of": curve.seeds}
     own |= {"steps": int(max(curve.timesteps, default=0))}
@@ -66,11 +66,11 @@ def _line(curve: comparison.Pooled, thresholds: Mapping[str, float]) -> Line:
     return own | {"threshold": threshold, "share reached": share, "steps to it": steps}
 
 
-def steps_to(curve: comparison.Pooled, threshold: float) -> tuple[results.Estimate, float]:
+def steps_to(curve: comparison.Pooled, threshold: float) -> tuple[intervals.Estimate, float]:
     """Steps until the return first reaches a threshold, of the seeds that do, and their share."""
     steps = np.array([objectives.steps_to(trial.outcome, threshold) for trial in curve.trials])
     there = steps[np.isfinite(steps)]
-    found = results.estimate(there, curve.seeds)
+    found = intervals.estimate(there, curve.seeds)
     if len(there) < 2:  # a bootstrap of one seed has an interval of no width
         found = found._replace(low=np.nan, high=np.nan)
     return found, np.nan if np.isnan(threshold) else len(there) / curve.seeds
@@ -113,7 +113,7 @@ def on_screen(lines: Sequence[Line]) -> str:
     return "\n".join(results.aligned([_columns(shown[0], "95 %"), *_cells(shown)]))
 
 
-def best(found: Sequence[results.Estimate]) -> int | None:
+def best(found: Sequence[intervals.Estimate]) -> int | None:
     """Which of some estimates is the highest, if its interval lies above all others; one without an
     interval overlaps with all. A strict rule: means with overlapping intervals may differ, too."""
     known = [i for i, one in enumerate(found) if np.isfinite(one.middle)]
@@ -125,13 +125,13 @@ def best(found: Sequence[results.Estimate]) -> int | None:
 
 def _columns(line: Line, *ends: str) -> list[str]:
     """The head of a table; `ends` are the columns of an interval."""
-    pairs = [(name, ends if isinstance(x, results.Estimate) else ()) for name, x in line.items()]
+    pairs = [(name, ends if isinstance(x, intervals.Estimate) else ()) for name, x in line.items()]
     return [word for name, more in pairs for word in (name, *(end.format(name) for end in more))]
 
 
 def _numbers(line: Line) -> list[Any]:
     """All digits of a line."""
-    return [x for v in line.values() for x in (v if isinstance(v, results.Estimate) else [v])]
+    return [x for v in line.values() for x in (v if isinstance(v, intervals.Estimate) else [v])]
 
 
 def _shown(lines: Sequence[Line]) -> list[Line]:
@@ -146,27 +146,27 @@ def _shown(lines: Sequence[Line]) -> list[Line]:
     return [line | (score if line.get("environment") == ALL else {}) for line in shown]
 
 
-def _cells(lines: Sequence[Line], intervals: str = "{} to {}") -> list[list[str]]:
+def _cells(lines: Sequence[Line], form: str = "{} to {}") -> list[list[str]]:
     """Text of lines, whose numbers have as many decimals as those of their environment need."""
     rows = []
     for those in results.grouped(lines, lambda line: line.get("environment")).values():
         places = {name: _places([line[name] for line in those]) for name in those[0]}
         for line in those:
-            words = [_in_words(x, places[name], intervals) for name, x in line.items()]
+            words = [_in_words(x, places[name], form) for name, x in line.items()]
             rows.append([word for each in words for word in each])
     return rows
 
 
 def _places(values: Sequence[Any]) -> int:
-    known = [abs(x.middle) for x in values if isinstance(x, results.Estimate)]
+    known = [abs(x.middle) for x in values if isinstance(x, intervals.Estimate)]
     largest = np.nanmax([*known, 0.0])
     return 3 if largest <= 1.5 else 2 if largest < 100 else 1 if largest < 1000 else 0
 
 
-def _in_words(value: Any, places: int, intervals: str) -> list[str]:
-    if isinstance(value, results.Estimate):
+def _in_words(value: Any, places: int, form: str) -> list[str]:
+    if isinstance(value, intervals.Estimate):
         middle, *ends = (f"{x:,.{places}f}" if np.isfinite(x) else "-" for x in value)
-        return [middle, "-" if "-" in ends else intervals.format(*ends)]
+        return [middle, "-" if "-" in ends else form.format(*ends)]
     if isinstance(value, float):
         return ["-" if np.isnan(value) else f"{value:g}"]
     return [f"{value:,}" if isinstance(value, int) else str(value)]
@@ -174,7 +174,7 @@ def _in_words(value: Any, places: int, intervals: str) -> list[str]:
 
 def _first(lines: Sequence[Line]) -> int:
     """The number of the first column with an estimate."""
-    return next(i for i, x in enumerate(lines[0].values()) if isinstance(x, results.Estimate))
+    return next(i for i, x in enumerate(lines[0].values()) if isinstance(x, intervals.Estimate))
 
 
 def _winners(lines: Sequence[Line]) -> list[int]:

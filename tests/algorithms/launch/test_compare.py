@@ -9,7 +9,7 @@ import scipy
 from PIL import Image
 
 from algorithms import launch
-from algorithms.launch.engine import experiment, files, plots, results, settings
+from algorithms.launch.engine import experiment, files, intervals, plots, results, settings
 from algorithms.launch.engine.description import VERSION
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.run_dir import RunDir
@@ -77,8 +77,8 @@ def test_strata_are_drawn_from_by_themselves():
 
     zeros, ones = np.zeros(4), np.ones(4)
     mean = lambda drawn: drawn.mean(-1)
-    assert results.bootstrap_interval([zeros, ones], mean) == (0.5, 0.5)
-    low, high = results.bootstrap_interval(np.concatenate([zeros, ones]), mean)
+    assert intervals.bootstrap_interval([zeros, ones], mean) == (0.5, 0.5)
+    low, high = intervals.bootstrap_interval(np.concatenate([zeros, ones]), mean)
     assert low <= 0.25 and high >= 0.75
     rng = np.random.default_rng(1)
     strata = [rng.normal(size=12), rng.normal(3.0, 2.0, size=5)]
@@ -87,9 +87,9 @@ def test_strata_are_drawn_from_by_themselves():
     )
     resample = [np.random.default_rng(i).choice(s, (9999, len(s))) for i, s in enumerate(strata)]
     expected = np.percentile(together(*resample), [2.5, 97.5])
-    np.testing.assert_allclose(results.bootstrap_interval(strata), expected, rtol=0.05)
-    assert results.bootstrap_interval(strata[0]) == results.bootstrap_interval([strata[0]])
-    assert np.isnan(results.bootstrap_interval([np.zeros(0)])).all()
+    np.testing.assert_allclose(intervals.bootstrap_interval(strata), expected, rtol=0.05)
+    assert intervals.bootstrap_interval(strata[0]) == intervals.bootstrap_interval([strata[0]])
+    assert np.isnan(intervals.bootstrap_interval([np.zeros(0)])).all()
 
 
 def test_seeds_of_equal_settings_are_pooled_over_runs():

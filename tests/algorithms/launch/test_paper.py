@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from algorithms.launch.engine import plots, results
+from algorithms.launch.engine import intervals, plots
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.tools import compare, comparison, figures, paper, tables
 from tests.algorithms.launch.test_compare import call, trial, write_run
@@ -108,7 +108,7 @@ def test_one_seed_of_an_environment_has_no_interval():
         assert np.isnan(comparison.improvement(strata, two)[1:]).all()
         assert np.isnan(comparison.profile(strata, taus)[1:]).all()
     assert np.isfinite(comparison.improvement(two, two)).all()
-    assert comparison.middle_score(two) == (0.5, *results.bootstrap_interval(two))
+    assert comparison.middle_score(two) == (0.5, *intervals.bootstrap_interval(two))
 
 
 def test_scores_are_between_given_returns():
@@ -124,7 +124,7 @@ def test_scores_are_between_given_returns():
     text = comparison.aggregate(panels, bounds)
     assert "0 to 1 for returns of A-v0 0 to 10, B-v0 -200 to 0, C-v0 0 to 7" in text
     scores = np.array([0.0, 0.5, 0.5, 0.75, 1.0, 1.0])
-    assert f"{results.interquartile_mean(scores):.4f}" in text
+    assert f"{intervals.interquartile_mean(scores):.4f}" in text
 
 
 # --- which curves ------------------------------------------------------------------------------
@@ -159,11 +159,11 @@ def test_the_csv_has_what_the_table_on_the_screen_has_and_steps_to_a_return(runs
     assert (code, err) == (0, "") and "table in t.csv\ncaption: Final evaluation return" in out
     rows = {(row["environment"], row["curve"]): row for row in read_csv("t.csv")}
     a = rows["A-v0", "a"]
-    found = results.estimate(np.array([500.0, 600, 500, 600, 700]))
+    found = intervals.estimate(np.array([500.0, 600, 500, 600, 700]))
     numbers = [float(a[name]) for name in ("return", "return low", "return high")]
     np.testing.assert_allclose(numbers, found, rtol=1e-6)
     assert (a["statistic"], a["seeds"], a["of"], a["steps"]) == ("mean", "5", "5", "400")
-    steps = results.estimate(np.array([400.0, 400, 400, 400, 300]))
+    steps = intervals.estimate(np.array([400.0, 400, 400, 400, 300]))
     numbers = [float(a[f"steps to it{end}"]) for end in ("", " low", " high")]
     np.testing.assert_allclose(numbers, steps, rtol=1e-6)
     assert float(a["share reached"]) == 1.0 and float(a["threshold"]) == 500.0
@@ -232,7 +232,7 @@ def test_the_markdown_has_a_column_of_environments(runs, capsys):
     ],
 )
 def test_bold_is_the_best_one_whose_interval_lies_above_all_others(found, winner):
-    assert tables.best([results.Estimate(*one) for one in found]) == winner
+    assert tables.best([intervals.Estimate(*one) for one in found]) == winner
 
 
 def test_probabilities_of_improvement_are_printed_and_written(runs, capsys):
@@ -262,7 +262,7 @@ def test_a_curve_is_the_estimate_of_the_table_and_the_legend_covers_none(runs, d
     assert [ax.get_title() for ax in figure.axes] == ["A-v0", "B-v0"] and not overlap(figure)
     for ax, panel in zip(figure.axes, compared.panels.values()):
         for line, curve in zip(ax.lines, panel):
-            expected = [results.estimate(row, curve.seeds).middle for row in curve.returns]
+            expected = [intervals.estimate(row, curve.seeds).middle for row in curve.returns]
             np.testing.assert_allclose(line.get_ydata(), expected)
             np.testing.assert_array_equal(line.get_xdata(), curve.timesteps)
             assert line.get_ydata()[-1] == curve.middle
@@ -281,7 +281,7 @@ def test_with_broken_seeds_a_curve_is_still_what_the_table_says(drawn, tmp_path)
     compared = compare.compare([run], out=tmp_path / "x.pdf", table=table)
     (curve,) = compared.panels["A-v0"]
     (ax,) = drawn[0].axes
-    assert curve.estimate.middle == results.interquartile_mean(np.arange(9.0) ** 2)
+    assert curve.estimate.middle == intervals.interquartile_mean(np.arange(9.0) ** 2)
     assert ax.lines[0].get_ydata()[-1] == curve.estimate.middle
     assert not drawn[0].legends and not ax.get_title(), "a single curve needs neither"
     assert table.read_text().startswith("| curve | IQM | 95 % | seeds | of | steps |\n")

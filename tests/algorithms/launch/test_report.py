@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from algorithms import launch
-from algorithms.launch.engine import experiment, loop, plots, results, sweep_dir
+from algorithms.launch.engine import experiment, intervals, loop, plots, results, sweep_dir
 from algorithms.launch.engine import settings as settings_module
 from algorithms.launch.engine.results import Outcome
 from algorithms.launch.tools.report import (
@@ -198,7 +198,7 @@ def test_settings_that_seeds_cannot_tell_apart():
     found = one_study(results.rank(rows), {})
     assert chance.rivals(found) == [1]
     finals = [setting.finals for setting in found.settings]
-    apart, low, high = results.difference(finals[0], finals[2])
+    apart, low, high = intervals.difference(finals[0], finals[2])
     assert low < apart < high and low > 48 and high < 52
 
 

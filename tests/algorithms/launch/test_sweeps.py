@@ -23,6 +23,7 @@ from algorithms.launch.engine import (
     distributions,
     experiment,
     grids,
+    intervals,
     options,
     outcomes,
     plots,
@@ -701,10 +702,10 @@ def test_broken_trials_of_the_only_setting_are_named_by_their_seeds():
 def test_interquartile_mean_and_bootstrap_against_scipy():
     scores = np.random.default_rng(0).normal(size=(3, 12))
     np.testing.assert_allclose(
-        results.interquartile_mean(scores), scipy.stats.trim_mean(scores, 0.25, axis=1)
+        intervals.interquartile_mean(scores), scipy.stats.trim_mean(scores, 0.25, axis=1)
     )
-    for statistic in (lambda x: x.mean(-1), results.interquartile_mean):
-        low, high = results.bootstrap_interval(scores[0], statistic)
+    for statistic in (lambda x: x.mean(-1), intervals.interquartile_mean):
+        low, high = intervals.bootstrap_interval(scores[0], statistic)
         theirs = scipy.stats.bootstrap(
             (scores[0],), lambda x, axis, f=statistic: f(x), method="percentile", random_state=1
         ).confidence_interval
@@ -714,11 +715,11 @@ def test_interquartile_mean_and_bootstrap_against_scipy():
 @pytest.mark.parametrize("seeds", [2, 4, 9])
 def test_few_seeds_have_a_mean_and_its_t_interval(seeds):
     scores = np.random.default_rng(0).normal(3.0, 2.0, seeds)
-    found = results.estimate(scores)
+    found = intervals.estimate(scores)
     low, high = scipy.stats.t.interval(0.95, seeds - 1, scores.mean(), scipy.stats.sem(scores))
     np.testing.assert_allclose(found, (scores.mean(), low, high), rtol=2e-4)
     other = np.random.default_rng(1).normal(0.0, 5.0, 6)
-    apart = results.difference(scores, other)
+    apart = intervals.difference(scores, other)
     theirs = scipy.stats.ttest_ind(scores, other, equal_var=False)
     assert apart.middle == pytest.approx(scores.mean() - other.mean())
     # Degrees of freedom are rounded down, so that an interval is never too narrow.
@@ -728,21 +729,21 @@ def test_few_seeds_have_a_mean_and_its_t_interval(seeds):
         reach * whole / scipy.stats.t.ppf(0.975, theirs.df), rel=1e-3
     )
     assert apart.low + apart.high == pytest.approx(2 * apart.middle)
-    assert results.interval_name(seeds) == "95 % of the mean (t)"
+    assert intervals.interval_name(seeds) == "95 % of the mean (t)"
 
 
 def test_many_seeds_have_an_interquartile_mean_and_its_bootstrap_interval():
     """Ten are many, also where one of ten is broken; of one seed nothing is known."""
     scores = np.random.default_rng(0).normal(size=10)
     for finals in (scores, scores[:9]):
-        expected = results.interquartile_mean(finals), *results.bootstrap_interval(finals)
-        assert results.estimate(finals, 10) == expected
-    assert results.interval_name(10) == "IQM, 95 % (bootstrap)"
-    assert results.difference(scores, scores).low < 0.0
-    alone = results.estimate(scores[:1])
+        expected = intervals.interquartile_mean(finals), *intervals.bootstrap_interval(finals)
+        assert intervals.estimate(finals, 10) == expected
+    assert intervals.interval_name(10) == "IQM, 95 % (bootstrap)"
+    assert intervals.difference(scores, scores).low < 0.0
+    alone = intervals.estimate(scores[:1])
     assert alone.middle == scores[0] and np.isnan(alone[1:]).all()
-    assert np.isnan(results.estimate(scores[:0])).all()
-    assert np.isnan(results.difference(scores, scores[:1]).low)
+    assert np.isnan(intervals.estimate(scores[:0])).all()
+    assert np.isnan(intervals.difference(scores, scores[:1]).low)
 
 
 def test_the_best_setting_can_be_run_again(whole, monkeypatch):

@@ -6,13 +6,8 @@ from html import escape
 
 import numpy as np
 
-from algorithms.launch.engine.results import (
-    Retested,
-    counted,
-    difference,
-    estimate,
-    middle_name,
-)
+from algorithms.launch.engine.intervals import difference, estimate, middle_name
+from algorithms.launch.engine.results import Retested, counted
 from algorithms.launch.tools.report.chance import COMPARED, RESAMPLES, noise, rivals
 from algorithms.launch.tools.report.curves import is_rising
 from algorithms.launch.tools.report.importance import NOISY, UNCLEAR, Importance

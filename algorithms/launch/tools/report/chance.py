@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from algorithms.launch.engine.results import difference
+from algorithms.launch.engine.intervals import difference
 from algorithms.launch.tools.report.study import Study, score
 from algorithms.launch.tools.report.svg import (
     Frame,

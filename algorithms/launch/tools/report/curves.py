@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from algorithms.launch.engine.intervals import estimate, middle_name
 from algorithms.launch.engine.plots import CURVES
-from algorithms.launch.engine.results import Ranked, estimate, middle_name
+from algorithms.launch.engine.results import Ranked
 from algorithms.launch.tools.report.study import Study
 from algorithms.launch.tools.report.svg import (
     Frame,

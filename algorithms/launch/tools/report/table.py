@@ -6,15 +6,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from algorithms.launch.engine.results import (
-    MANY,
-    Estimate,
-    Ranked,
-    Retested,
-    counted,
-    estimate,
-    interval_name,
-)
+from algorithms.launch.engine.intervals import MANY, Estimate, estimate, interval_name
+from algorithms.launch.engine.results import Ranked, Retested, counted
 from algorithms.launch.tools.report.chance import RESAMPLES
 from algorithms.launch.tools.report.study import Study, value_text
 from algorithms.launch.tools.report.svg import Scale, number, scores_scale, short
