@@ -5,6 +5,7 @@
     python tests/benchmarks/speed.py --memory            # peak memory for 1M and for 10M steps
     python tests/benchmarks/speed.py --resets            # cost of each kind of auto-reset
     python tests/benchmarks/speed.py --trials            # seconds against the number of trials
+    python tests/benchmarks/speed.py --updates           # gradient steps with 1024 environments
     python tests/benchmarks/speed.py --trials --keep     # and put it into the documentation
 
 rejax gets its own virtual environment, made once in the user's cache directory, with the same
@@ -46,6 +47,10 @@ Not equal:
   - several seeds are vmapped on one device in rejax, as its documentation shows. This kit spreads
     them over a CPU device per core, as its command line does.
 
+With --updates, each algorithm has 1024 environments and two gradient steps for a step of all:
+flashsac.py and sac.py with the batch of FlashSAC's paper, td3.py with the batch and the widths of
+FastTD3 (arXiv 2505.22642), whose critics have 101 outputs and not one.
+
 The floor is the time of the updates' matrix products alone. Each product is timed in a compiled
 loop at its own shape, on as many devices at once as the case uses. Each actor layer (PQN: each
 layer) counts for every step of a rollout, and each critic layer for all of it at once. Every epoch
@@ -81,7 +86,7 @@ PQN_EPOCHS, PQN_MINIBATCHES = 5, 16
 DQN_UPDATES, DQN_BATCH, DQN_START = 5, 100, 5_000
 HIDDEN_SIZES = (64, 64)
 DUELING = (("dueling", True),)
-REPLAY = ("dqn", "sac", "td3")
+REPLAY = ("dqn", "flashsac", "sac", "td3")
 LARGE = (("batch_size", 1024), ("updates_per_step", 4), ("buffer_size", 131_072))
 
 
@@ -140,6 +145,17 @@ MEMORY_CASES = tuple(
     Case(f"{millions}M steps", "CartPole-v1", 4, 128, math.ceil(millions * 1e6 / 512), 1, 20, 32)
     for millions in (1, 10)
 )
+TWICE = (("updates_per_step", 2), ("learning_starts", 1024), ("buffer_size", 262_144))
+SAC_SIZES = (("hidden_sizes", (256, 256)), ("critic_hidden_sizes", (256, 256)))
+TD3_SIZES = (("hidden_sizes", (512, 256, 128)), ("critic_hidden_sizes", (1024, 512, 256)))
+UPDATE_CASES = tuple(
+    Case(name, "Pendulum-v1", 1024, 1, rounds, algorithm=name, settings=(*TWICE, *settings))
+    for name, rounds, settings in (
+        ("flashsac", 4, (("batch_size", 2048),)),
+        ("sac", 40, (("batch_size", 2048), *SAC_SIZES)),
+        ("td3", 2, (("batch_size", 32_768), *TD3_SIZES)),
+    )
+)
 TRIAL_CASES = tuple(  # of 51,200 steps each
     Case(f"trials-{n}", "CartPole-v1", 4, 128, 100, num_seeds=n)
     for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -176,11 +192,12 @@ def our_settings(case: Case) -> tuple[Any, Any]:
     settings |= dict(case.settings)
     if case.algorithm not in REPLAY:
         settings["num_steps"] = case.num_steps
+    if hasattr(module.Config, "anneal_lr"):
+        settings["anneal_lr"] = False
     config = module.Config(
         env=case.env,
         total_timesteps=case.timesteps,
         num_envs=case.num_envs,
-        anneal_lr=False,
         num_evals=case.num_evals,
         num_eval_episodes=case.num_eval_episodes,
         eval_at_start=False,
@@ -707,11 +724,48 @@ def of_trials(case: Case, args: argparse.Namespace) -> list[str]:
     ]
 
 
+UPDATE_COLUMNS = (
+    "file",
+    "batch",
+    "widths of the actor",
+    "of the critics",
+    "gradient steps/s",
+    "samples/s",
+)
+UPDATE_COLUMNS += ("time of one, of flashsac's",)
+WIDTHS = ("hidden_sizes", "critic_hidden_sizes")  # or hidden_size, of flashsac
+
+
+def of_updates(case: Case, args: argparse.Namespace) -> list[str]:
+    """A row: gradient steps a second, and their time over that of flashsac.py's."""
+    cases = [case, UPDATE_CASES[0]]
+    workers = [Worker("this kit", one, args.time_limit) for one in cases]
+    alternate(workers, args.runs)
+    for worker in workers:
+        worker.close()
+    config = vars(our_settings(case)[1])
+    widths = (config.get(name) or config[name[:-1]] for name in WIDTHS)
+    row = [case.name, f"{config['batch_size']:,}", *map(str, widths)]
+    if error := workers[0].error or workers[1].error:
+        return [*row, error, "-", "-"]
+    steps = [2 * (one.updates - 1) for one in cases]  # the first round only acts
+    own, usual = ([x / n for x in w.seconds] for w, n in zip(workers, steps))
+    ratios = [a / b for a, b in zip(own, usual)]
+    a_second = 1.0 / statistics.median(own)
+    return [
+        *row,
+        f"{a_second:.2f}",
+        f"{a_second * config['batch_size'] / 1e3:.1f}k",
+        f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+    ]
+
+
 KINDS = {  # benchmarks: cases, columns, and the function for a row
     "speed": (CASES, COLUMNS, against_rejax),
     "resets": (RESET_CASES, RESET_COLUMNS, of_resets),
     "memory": (MEMORY_CASES, MEMORY_COLUMNS, of_memory),
     "trials": (TRIAL_CASES, TRIAL_COLUMNS, of_trials),
+    "updates": (UPDATE_CASES, UPDATE_COLUMNS, of_updates),
 }
 
 
@@ -726,6 +780,7 @@ def parse() -> argparse.Namespace:
         ("memory", "peak memory instead"),
         ("resets", "kinds of auto-reset instead"),
         ("trials", "PPO's cost against the number of trials instead"),
+        ("updates", "gradient steps of off-policy algorithms with 1024 environments instead"),
     ):
         kinds.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, help=text)
     earlier = {"dest": "kind", "action": "store_const", "const": "trials"}
