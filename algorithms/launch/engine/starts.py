@@ -24,6 +24,7 @@ from algorithms.launch.engine.session import Chunk
 
 # Fields that are shares of a run, and values from which on they make no difference; nor does 0.
 LR = "final_lr_share"
+MANY_POINTS = 1000  # of a learning curve, from which on they are warned of
 SHARES = {"exploration_fraction": math.inf, "renorm_warmup": 1.0}
 
 
@@ -166,6 +167,11 @@ def extended(chunk: Chunk, total: int) -> tuple[Chunk, list[str]]:
     steps = int(start.history[last]["timestep"][0]) // last
     points = math.ceil(total / steps)
     notes = [f"now {points} points of {steps} timesteps each, {points * steps} in all"]
+    if points > MANY_POINTS:
+        notes.append(
+            "each of them evaluates and saves a policy, which may take longer than training: "
+            "--init-from begins a new run, with a --num-evals of its own, at these policies"
+        )
     named = schedules(config)
     if named and points != trainer.plan.points:
         jump = ", so the learning rate rises again now" * bool({"anneal_lr", LR} & {*named})

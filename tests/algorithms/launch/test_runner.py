@@ -768,6 +768,20 @@ def test_the_command_that_made_a_run_longer_may_be_given_again(tmp_path):
         launch.resume(tmp_path / "run", module=toy, total_timesteps=300)
 
 
+@pytest.mark.parametrize("points, many", [(1000, False), (1001, True)])
+def test_a_longer_run_with_thousands_of_points_is_told_of(tmp_path, capsys, points, many):
+    """Its points are as long as those that it has."""
+    run_dir = launch.run(
+        toy, CONFIG.replace(total_timesteps=40, num_evals=4), root=tmp_path
+    ).run_dir
+    again = {"module": toy, "hooks": [stop_at(5)], "quiet": False}
+    with pytest.raises(Stop):
+        launch.resume(run_dir, total_timesteps=10 * points, **again)
+    said = capsys.readouterr().out
+    assert f"now {points} points of 10 timesteps each" in said
+    assert ("which may take longer than training" in said) == many
+
+
 def test_a_longer_run_with_a_schedule_says_that_it_changes(tmp_path, capsys):
     config = CONFIG.replace(anneal_lr=True)
     run_dir = launch.run(toy, config, root=tmp_path).run_dir
