@@ -47,9 +47,9 @@ Not equal:
   - several seeds are vmapped on one device in rejax, as its documentation shows. This kit spreads
     them over a CPU device per core, as its command line does.
 
-With --updates, each algorithm has 1024 environments and two gradient steps for a step of all:
+With --updates, each algorithm has 1024 environments and a gradient step for a step of all:
 flashsac.py and sac.py with the batch of FlashSAC's paper, td3.py with the batch and the widths of
-FastTD3 (arXiv 2505.22642), whose critics have 101 outputs and not one.
+FastTD3 (arXiv 2505.22642), whose critics have 101 outputs and not one. Rounds come in sixteens.
 
 The floor is the time of the updates' matrix products alone. Each product is timed in a compiled
 loop at its own shape, on as many devices at once as the case uses. Each actor layer (PQN: each
@@ -145,15 +145,15 @@ MEMORY_CASES = tuple(
     Case(f"{millions}M steps", "CartPole-v1", 4, 128, math.ceil(millions * 1e6 / 512), 1, 20, 32)
     for millions in (1, 10)
 )
-TWICE = (("updates_per_step", 2), ("learning_starts", 1024), ("buffer_size", 262_144))
+ONE_STEP = (("updates_per_step", 1), ("learning_starts", 1024), ("buffer_size", 262_144))
 SAC_SIZES = (("hidden_sizes", (256, 256)), ("critic_hidden_sizes", (256, 256)))
 TD3_SIZES = (("hidden_sizes", (512, 256, 128)), ("critic_hidden_sizes", (1024, 512, 256)))
 UPDATE_CASES = tuple(
-    Case(name, "Pendulum-v1", 1024, 1, rounds, algorithm=name, settings=(*TWICE, *settings))
+    Case(name, "Pendulum-v1", 1024, 1, rounds, algorithm=name, settings=(*ONE_STEP, *settings))
     for name, rounds, settings in (
-        ("flashsac", 4, (("batch_size", 2048),)),
-        ("sac", 40, (("batch_size", 2048), *SAC_SIZES)),
-        ("td3", 2, (("batch_size", 32_768), *TD3_SIZES)),
+        ("flashsac", 16, (("batch_size", 2048),)),
+        ("sac", 32, (("batch_size", 2048), *SAC_SIZES)),
+        ("td3", 16, (("batch_size", 32_768), *TD3_SIZES)),
     )
 )
 TRIAL_CASES = tuple(  # of 51,200 steps each
@@ -748,8 +748,7 @@ def of_updates(case: Case, args: argparse.Namespace) -> list[str]:
     row = [case.name, f"{config['batch_size']:,}", *map(str, widths)]
     if error := workers[0].error or workers[1].error:
         return [*row, error, "-", "-"]
-    steps = [2 * (one.updates - 1) for one in cases]  # the first round only acts
-    own, usual = ([x / n for x in w.seconds] for w, n in zip(workers, steps))
+    own, usual = ([x / c.updates for x in w.seconds] for w, c in zip(workers, cases))
     ratios = [a / b for a, b in zip(own, usual)]
     a_second = 1.0 / statistics.median(own)
     return [
