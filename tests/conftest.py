@@ -48,7 +48,7 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
 # Programs are kept between runs, as for users. Processes that tests start use them, too.
 PROGRAMS = Path(__file__).parents[1] / ".pytest_cache" / "programs"
 MOST = 2 * 1024**3  # bytes, after which the folder is emptied
-LARGE = 2 * 1024**3  # bytes of a process
+LARGE = 4 * 1024**3 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))  # of a process
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(PROGRAMS))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])

@@ -22,7 +22,7 @@ SCRIPT = re.compile(r"python (?:-m )?((?:algorithms\.launch|tests)[\w./]*?)(?:\.
 OF_A_RUN = ("config", "resume", "evaluate", "render", "export")
 # Settings of a run, so small that it takes the time of compiling; replayed sequences fit into it.
 TINY = "--num-evals 1 --num-eval-episodes 1 --no-eval-at-start --total-timesteps 1024"
-POINTS = "--num-evals 8 --total-timesteps 8192"  # halving and populations need several
+POINTS = "--num-evals 8 --total-timesteps 8192"  # halving needs several
 
 
 def commands(page):
@@ -105,20 +105,27 @@ TRAINS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("line", TRAINS)
 def test_a_command_does_what_the_page_says(line, tmp_path, monkeypatch, vmapped_keys):
-    """With as few steps, seeds and episodes as it can have; runs that it names are kept ones."""
+    """With as few steps, seeds and episodes as it can have; runs that it names are kept ones, or
+    trained before."""
     name, words = TRAINS[line][0], [*TRAINS[line][1]]
     monkeypatch.chdir(tmp_path)
     named = set() if "--run-dir" in words else set(re.findall(r"runs/\w+", line))
     if named and name != "ppo":
         pytest.skip("of a run of another algorithm")
+    module, config, given = read(name, words)
     for path in named:
         many = "SWEEP" in path or "--trial" in words
-        shutil.copytree(KEPT / ("ppo-sweep" if many else "ppo-run"), path)
-    module, config, given = read(name, words)
+        if given.init_from:  # whose network has to fit
+            assert not cli.dispatch(module, [*TINY.split(), "--run-dir", path])
+        else:
+            shutil.copytree(KEPT / ("ppo-sweep" if many else "ppo-run"), path)
     if library := missing(config):
         pytest.skip(f"{library} is not installed")
     if not any(getattr(given, command, None) for command in cli.TAKES):
-        words += TINY.split() + POINTS.split() * bool({"--halving", "--pbt"} & {*words})
+        words += TINY.split() + POINTS.split() * ("--halving" in words)
+        if given.pbt:  # two rounds, each as long as there
+            steps = config.total_timesteps // given.pbt * 2
+            words += f"--pbt 2 --num-evals 2 --total-timesteps {steps}".split()
         words += ["--learning-starts", "0"] * hasattr(config, "learning_starts")
         words += ["--num-seeds", "2"] * (given.num_seeds > 2)
         words += ["--samples", "4"] * bool(given.samples and given.samples > 4)
