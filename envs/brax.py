@@ -71,6 +71,12 @@ def _envs() -> Any:
     return library("brax.envs", "brax")
 
 
+def camera_of(model: Any) -> int:
+    """The first camera of a MuJoCo model that follows a body; -1, one that stands, if none does."""
+    follows = 1, 2  # mjCAMLIGHT_TRACK and mjCAMLIGHT_TRACKCOM
+    return next((i for i, mode in enumerate(model.cam_mode) if mode in follows), -1)
+
+
 class Physics(Adapter):
     """The common part of brax and MuJoCo playground: a state that holds all results of a step.
 
@@ -156,7 +162,7 @@ class Physics(Adapter):
                 os.environ["MUJOCO_GL"] = "egl"  # software rendering, if needed
                 importlib.reload(importlib.import_module("mujoco.rendering.classic.gl_context"))
             self._renderer = mujoco.Renderer(model, 240, 320)
-        self._renderer.update_scene(data)
+        self._renderer.update_scene(data, camera_of(model))
         return self._renderer.render()
 
     def _observe(self, state: Any) -> jax.Array:

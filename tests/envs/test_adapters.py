@@ -18,7 +18,7 @@ from flax import struct
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 import envs
-from envs import adapter, registry
+from envs import adapter, brax, registry
 from envs.adapter import flat
 from envs.batch import limit_name, transition
 from envs.wrappers import TimeLimitState, limit_time
@@ -599,6 +599,29 @@ def test_environments_of_cells_draw_themselves(case):
         picture = env.render(jax.tree.map(as_array, state), params)
     assert picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3
     assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 2
+
+
+@pytest.mark.parametrize("modes, camera", [([0, 2, 1], 1), ([0, 3], -1), ([], -1)])
+def test_the_camera_follows_the_body_where_one_does(modes, camera):
+    """A hopper leaves the picture of a camera that stands."""
+    assert brax.camera_of(types.SimpleNamespace(cam_mode=np.array(modes))) == camera
+
+
+@pytest.mark.needs("brax")
+def test_a_body_far_away_is_in_the_picture():
+    env, params = envs.make("brax/hopper")
+    with jax.debug_key_reuse(False):
+        _, state = env.reset(jax.random.key(0), params)
+    pictures = []
+    for far in (0.0, 50.0):
+        model, positions, velocities = env.drawn(state.inner)
+        there = np.array(positions) + np.eye(len(positions))[0] * far
+        env.drawn = lambda inner, drawn=(model, there, velocities): drawn
+        pictures.append(env.render(state, params))
+        del env.drawn
+    coloured = lambda picture: (np.ptp(picture.astype(int), axis=-1) > 40).sum()
+    near, far = map(coloured, pictures)  # the floor is black and white
+    assert near > 100 and far > 0.5 * near, (near, far)
 
 
 def as_array(x):
