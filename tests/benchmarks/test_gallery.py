@@ -8,5 +8,5 @@ def test_the_page_has_the_pictures_that_are_kept():
     kept = {file.stem: file.stat().st_size for file in gallery.FOLDER.iterdir()}
     pieces = [piece.name for piece in gallery.PIECES]
     assert len(set(pieces)) == len(pieces) and set(kept) <= set(pieces)
-    assert sum(kept.values()) < 3e6
+    assert max(kept.values()) <= gallery.BYTES and sum(kept.values()) < 3e6
     assert all(f"(gallery/{name}.gif)" in gallery.page() for name in kept)
