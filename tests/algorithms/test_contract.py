@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 from jax.tree_util import keystr
 
@@ -334,7 +335,7 @@ def only_what_is_returned(function):
     def run(*args):
         program, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
         needed, _ = dce_jaxpr(program.jaxpr, [True] * len(program.out_avals), True)
-        results = jax.core.eval_jaxpr(needed, program.consts, *jax.tree.leaves(args))
+        results = jaxpr_as_fun(program.replace(jaxpr=needed))(*jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return run
