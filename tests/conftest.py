@@ -48,7 +48,7 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
 # Programs are kept between runs, as for users. Processes that tests start use them, too.
 PROGRAMS = Path(__file__).parents[1] / ".pytest_cache" / "programs"
 MOST = 2 * 1024**3  # bytes, after which the folder is emptied
-LARGE = 4 * 1024**3 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))  # of a process
+LARGE = 4 * 1024**3 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))  # bytes
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(PROGRAMS))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
@@ -111,9 +111,9 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_runtest_teardown(item, nextitem):
-    """Frees compiled programs between two owners, once this process is large.
+    """Frees compiled programs between two owners, once this process has more than LARGE bytes.
 
-    Until then the small programs of single operations serve all owners: 5 % of the CPU seconds.
+    Until then programs of single operations serve all owners, which saves 5 % of the CPU seconds.
     """
     owner_ends = nextitem is None or owner_of(item.nodeid) != owner_of(nextitem.nodeid)
     if owner_ends and memory() > LARGE:

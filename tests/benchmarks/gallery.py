@@ -94,7 +94,7 @@ def make(piece: Piece) -> None:
 
 
 def shrink(source: Path, target: Path) -> None:
-    """Every k-th frame of a GIF, smaller and in fewer colours. Frames stay as long as two were."""
+    """Every k-th frame of a GIF, smaller, in fewer colours. It stays at most twice as long."""
     from PIL import Image, ImageSequence
 
     frames, times = [], []

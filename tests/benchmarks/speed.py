@@ -49,7 +49,8 @@ Not equal:
 
 With --updates, each algorithm has 1024 environments and a gradient step for a step of all:
 flashsac.py and sac.py with the batch of FlashSAC's paper, td3.py with the batch and the widths of
-FastTD3 (arXiv 2505.22642), whose critics have 101 outputs and not one. Rounds come in sixteens.
+FastTD3 (arXiv 2505.22642), whose critics have 101 outputs and not one. A case's rounds are a
+multiple of 16, to which these files round up.
 
 The floor is the time of the updates' matrix products alone. Each product is timed in a compiled
 loop at its own shape, on as many devices at once as the case uses. Each actor layer (PQN: each
@@ -724,15 +725,8 @@ def of_trials(case: Case, args: argparse.Namespace) -> list[str]:
     ]
 
 
-UPDATE_COLUMNS = (
-    "file",
-    "batch",
-    "widths of the actor",
-    "of the critics",
-    "gradient steps/s",
-    "samples/s",
-)
-UPDATE_COLUMNS += ("time of one, of flashsac's",)
+UPDATE_COLUMNS = ("file", "batch", "widths of the actor", "of the critics")
+UPDATE_COLUMNS += ("gradient steps/s", "samples/s", "time of one, of flashsac's")
 WIDTHS = ("hidden_sizes", "critic_hidden_sizes")  # or hidden_size, of flashsac
 
 
