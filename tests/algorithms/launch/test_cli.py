@@ -394,38 +394,45 @@ def test_presets_are_settings_of_their_algorithm():
 
 
 QUICK = """
-import json, runpy, sys, time
+import json, runpy, sys
 
-def seconds(function, *arguments, **named):
-    began, code = time.process_time(), None
+def calls(function, *arguments, **named):
+    count, code = 0, None
+
+    def profile(frame, event, argument):
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(profile)
     try:
         function(*arguments, **named)
     except SystemExit as stop:
         code = stop.code
-    return time.process_time() - began, code
+    sys.setprofile(None)
+    return count, code
 
 file = sys.argv[1]
-taken = [seconds(lambda: exec("import jax, flax.linen, optax"))]
+found = [calls(lambda: exec("import jax, flax.linen, optax"))]
 for words in (["--help"], ["--learing-rate", "3"]):
     sys.argv = [file, *words]
-    taken.append(seconds(runpy.run_path, file, run_name="__main__"))
-print(json.dumps(taken))
+    found.append(calls(runpy.run_path, file, run_name="__main__"))
+print(json.dumps(found))
 """
 
 
 def test_help_and_typos_are_quick():
-    """They take at most half as long as the imports that an algorithm needs."""
+    """They call at most half as many functions as the imports that an algorithm needs.
+
+    Calls, not seconds: their number is the same on every machine.
+    """
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", QUICK, str(PPO)]
-    for _ in range(3):  # another program may have been busy
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-        assert "Traceback" not in done.stderr and "--learning-rate" in done.stderr, done.stderr
-        (needed, _), *taken = json.loads(done.stdout.splitlines()[-1])
-        assert [code for _, code in taken] == [0, 2]
-        helped, refused = (spent for spent, _ in taken)  # the second one has its imports already
-        if helped < 0.5 * needed and refused < 0.25 * needed:
-            return
-    pytest.fail(f"imports take {needed:.1f} s, --help and a typo {taken}")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert "Traceback" not in done.stderr and "--learning-rate" in done.stderr, done.stderr
+    (needed, _), *found = json.loads(done.stdout.splitlines()[-1])
+    assert [code for _, code in found] == [0, 2]
+    helped, refused = (count for count, _ in found)  # the second one has its imports already
+    assert helped < 0.5 * needed and refused < 0.25 * needed, (needed, helped, refused)
 
 
 # --- stopped, killed, resumed ----------------------------------------------------------------
@@ -462,12 +469,10 @@ def test_second_ctrl_c_aborts_at_once(tmp_path):
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     assert process.poll() is None, "it waits for the point"
-    began = time.perf_counter()
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=30)  # the point would take longer
     assert process.returncode == 130 and "Traceback" not in err, err
     assert "aborted; what was saved stays" in err
-    assert time.perf_counter() - began < 5
 
 
 def test_ctrl_c_while_compiling(tmp_path, monkeypatch, capsys):
