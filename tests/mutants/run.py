@@ -361,7 +361,8 @@ class Runner:
             if killer in self.sound or "::" not in killer:  # else a file that does not import
                 return self.end(worker, RED, killer)
             worker.put_back()
-            worker.killer, worker.process = killer, run_tests(worker, shlex.quote(killer))
+            alone = f"-m '' {shlex.quote(killer)}"  # it may be a slow one
+            worker.killer, worker.process = killer, run_tests(worker, alone)
         elif os.WIFSIGNALED(status):
             self.end(worker, RED, f"signal {os.WTERMSIG(status)}")
         elif "while loading conftest" in log:

@@ -182,6 +182,14 @@ def test_after_halving_and_a_retest_the_winner_of_the_retest_stays(tmp_path):
     assert [one.setting for one in again.ranked] == [one.setting for one in swept.ranked]
 
 
+def test_a_halved_sweep_whose_states_have_gone_is_over(tmp_path):
+    """Also its last rung, which no later stage tells to be done."""
+    swept = sweep(tmp_path / "x", halving=2, rungs=2)
+    assert states(tmp_path / "x") == {"best/checkpoints/000004.state"}
+    again = launch.resume(tmp_path / "x", module=toy)
+    assert [one.setting for one in again.ranked] == [one.setting for one in swept.ranked]
+
+
 # --- kills ---------------------------------------------------------------------------------------
 
 
