@@ -18,7 +18,7 @@ Where the physics diverges, NaN and infinity become zero in observation and rewa
 `diverged` counts these steps. Parts of rewards (`reward/upright`, ...) are summed over an episode.
 Other metrics have their last value.
 
-The suites other than dm_control's download meshes when they are first used.
+The suites other than dm_control's download models with git when they are first used.
 """
 
 import contextlib
@@ -35,6 +35,10 @@ from envs.brax import Physics, finite
 
 REFUSALS = (TypeError, ValueError, KeyError, AssertionError)
 PRIVILEGED = ("state", "privileged_state")  # names of an observation's parts
+UNLOADED = (
+    "its models (mujoco_menagerie) could not be downloaded with git, as playground does at first "
+    "use: connect this machine to github.com, or copy mujoco_playground/external_deps from another"
+)
 OWN = ("action_repeat", "vision")  # a setting of the kit's, and entries that need a renderer
 
 
@@ -65,7 +69,9 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["Playground", dict[s
         with contextlib.redirect_stdout(io.StringIO()):
             overrides = {**({"impl": "jax"} if "impl" in known else {}), **taken}
             wrapped = registry.load(name, config_overrides=overrides)
-    except (*REFUSALS, OSError, subprocess.CalledProcessError) as error:  # or no network
+    except subprocess.CalledProcessError as error:
+        raise ValueError(f"playground/{name}: {UNLOADED} ({error})") from error
+    except (*REFUSALS, OSError) as error:
         raise ValueError(f"playground/{name} with {taken}: {error}") from error
     finally:
         if _default_precision() != before:  # the swimmer sets it for all of the process

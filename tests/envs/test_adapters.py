@@ -4,6 +4,7 @@ import functools
 import importlib
 import importlib.util
 import re
+import subprocess
 import sys
 import tomllib
 import types
@@ -411,7 +412,10 @@ class RobotState:
 
 @pytest.fixture
 def robots(monkeypatch):
-    """A registry with two tasks, in place of playground's; the second one sets jax's precision."""
+    """A registry with three tasks, in place of playground's.
+
+    The second one sets jax's precision, and the third one's models cannot be downloaded.
+    """
     from envs import playground
 
     class Config(types.SimpleNamespace):
@@ -419,12 +423,14 @@ def robots(monkeypatch):
             return vars(self).items()
 
     def load(name, config_overrides):
+        if name == "Far":
+            raise subprocess.CalledProcessError(128, ["git", "clone"])
         if name == "Blind":
             jax.config.update("jax_default_matmul_precision", "highest")
         return Robot(privileged=name == "Walker")
 
     tasks = types.SimpleNamespace(
-        ALL_ENVS=("Walker", "Blind"),
+        ALL_ENVS=("Walker", "Blind", "Far"),
         get_default_config=lambda name: Config(episode_length=7, ctrl_dt=0.1, impl="jax"),
         load=load,
     )
@@ -447,6 +453,11 @@ def test_a_policy_sees_the_state_alone_and_critics_the_privileged_one(robots):
     np.testing.assert_array_equal(info["final_observation"], observation)
     np.testing.assert_array_equal(info["final_world_state"][:, :3], observation)
     np.testing.assert_allclose(info["final_world_state"][:, 3:], [[0.25] * 3, [0.0] * 3])
+
+
+def test_models_that_cannot_be_downloaded_are_named(robots):
+    with pytest.raises(ValueError, match="mujoco_menagerie.*downloaded.*connect.*or copy"):
+        envs.make("playground/Far")
 
 
 def test_both_parts_are_one_vector_where_asked_for(robots):
