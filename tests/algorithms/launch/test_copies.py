@@ -32,7 +32,7 @@ FEW = ["dqn", "ippo", "ppo", "ppo_rnn", "r2d2", "sac"]
 LIBRARIES = {"jax", "flax", "optax", "numpy", "gymnax"}
 MORE_LIBRARIES = {"alphazero": {"mctx", "pgx"}}
 # Lines of a copy, at most: it must not grow without being noticed.
-LENGTHS = {"dqn": 2497, "ippo": 2766, "ppo": 2220, "ppo_rnn": 2995, "r2d2": 3390, "sac": 2744}
+LENGTHS = {"dqn": 2521, "ippo": 2790, "ppo": 2239, "ppo_rnn": 3013, "r2d2": 3413, "sac": 2768}
 ALL = [*FEW, *(pytest.param(n, marks=pytest.mark.slow) for n in NAMES if n not in FEW)]
 
 

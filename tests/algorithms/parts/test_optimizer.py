@@ -48,6 +48,28 @@ def test_steps_on_one_vector_are_those_of_optax_leaf_by_leaf(transformation):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-6), found, expected)
 
 
+is_matrix = lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+BY_TENSOR = {
+    "adafactor": optax.adafactor(0.1),
+    "adamw_with_a_mask": optax.adamw(0.1, mask=is_matrix),
+    "adaptive_grad_clip": optax.adaptive_grad_clip(0.1),
+    "centralize": optax.centralize(),
+    "clip_by_block_rms": optax.clip_by_block_rms(0.1),
+    "lamb": optax.lamb(0.1),
+    "lars": optax.lars(0.1),
+    "muon": optax.contrib.muon(0.1),
+    "novograd": optax.novograd(0.1),
+    "sm3": optax.sm3(0.1),
+}
+
+
+@pytest.mark.parametrize("name", BY_TENSOR)
+def test_what_depends_on_tensors_is_refused_on_one_vector(name):
+    """Its steps would be others, without a word."""
+    with pytest.raises(ValueError, match="depends on the tensors .* leave on_one_vector out"):
+        parts.on_one_vector(optax.chain(BY_TENSOR[name], optax.scale(-0.1)))
+
+
 def test_the_global_norm_is_that_of_all_leaves():
     tree = {"a": jnp.full((2, 2), 3.0), "b": [jnp.array(8.0)]}
     assert parts.global_norm(tree) == 10.0
