@@ -6,6 +6,7 @@ and of its adapters have tests.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -34,7 +35,7 @@ class _Asked:
 
 
 def check_behaviour(env: Any, env_params: Any) -> None:
-    """Looks at discrete observations and at the time limit of a user's own environment.
+    """Looks at a user's own environment: discrete observations, the time limit, impure functions.
 
     Nothing is played if the parameters are traced.
 
@@ -44,7 +45,8 @@ def check_behaviour(env: Any, env_params: Any) -> None:
     Raises:
       ValueError: a discrete observation outside its space, which would be seen as zeros.
 
-    Warns of a step that counts its time limit as an end of the task.
+    Warns of a step that counts its time limit as an end of the task, and of functions that depend
+    on more than their arguments.
     """
     from envs.gymnax import Gymnax  # late: it takes seconds to import
 
@@ -89,6 +91,12 @@ def _chain(env: Any) -> list[Any]:
 def _check(asked: _Asked) -> None:
     env, params = asked.env, asked.params
     check_discrete(env, params)
+    if name := impure(env, params):
+        warn(
+            f"{name} of {env.name} differs each time it is traced: random numbers of NumPy or "
+            "Python, a clock, or an attribute that counts is one constant while it trains; draw "
+            "with the key, and keep what changes in the state"
+        )
     if done_includes_limit(env, params):
         name, limit = env.name, limit_name(env)
         warn(
@@ -175,6 +183,34 @@ def _is_key(x: Any) -> bool:
 
 
 _MARK = object()
+
+
+# --- pure functions ---------------------------------------------------------------------------
+
+
+def impure(env: Any, params: Any) -> str:
+    """Which of `reset_env` and `step_env` gives two programs if it is traced twice; "" if none."""
+    key = jax.random.key(0)
+
+    def step(state, params):
+        return env.step_env(key, state, _action(env, key, state, params), params)
+
+    if _changes(lambda params: env.reset_env(key, params), params):
+        return "reset_env"
+    state = jax.eval_shape(env.reset_env, key, params)[1]
+    return "step_env" if _changes(step, state, params) else ""
+
+
+def _changes(function: Callable[..., Any], *given: Any) -> bool:
+    """Whether a second trace gives another program, or other constants in it."""
+    one, other = (jax.make_jaxpr(lambda *given: function(*given))(*given) for _ in range(2))
+    return str(one.jaxpr) != str(other.jaxpr) or not all(map(_equal, one.consts, other.consts))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if _is_key(one):
+        one, other = jax.random.key_data(one), jax.random.key_data(other)
+    return np.array_equal(one, other, equal_nan=jnp.issubdtype(jnp.result_type(one), jnp.inexact))
 
 
 # --- discrete observations --------------------------------------------------------------------

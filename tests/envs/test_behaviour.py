@@ -411,3 +411,62 @@ def test_discrete_observations_outside_their_space_are_refused(first, number, me
 def test_discrete_observations_inside_their_space_are_taken():
     envs.check_interface(*envs.make(Places(0)))
     envs.check_interface(*envs.make(Places(0), done_includes_limit=True))
+
+
+# --- functions that depend on more than their arguments ---------------------------------------
+
+
+class Starts(New):
+    """Starts at a number that NumPy draws."""
+
+    def reset_env(self, key, params):
+        return jnp.full(1, np.random.random()), Time(jnp.zeros((), jnp.int32))
+
+
+class Noisy(New):
+    """Its noise is an array of NumPy, which is no text of the program."""
+
+    def step_env(self, key, state, action, params):
+        observation, *rest = super().step_env(key, state, action, params)
+        return observation + np.random.normal(size=1).astype(np.float32), *rest
+
+
+class Counting(New):
+    """Counts its steps itself."""
+
+    count = 0
+
+    def step_env(self, key, state, action, params):
+        self.count += 1
+        observation, *rest = super().step_env(key, state, action, params)
+        return observation + self.count / 100, *rest
+
+
+class Pure(New):
+    """Has constants, also a key and NaN, and a function that each trace makes anew."""
+
+    table, key = np.array([0.5, np.nan], np.float32), jax.random.key(3)
+
+    def step_env(self, key, state, action, params):
+        observation, *rest = super().step_env(key, state, action, params)
+        jax.debug.callback(lambda x: None, observation)
+        entry = jnp.asarray(self.table)[action]
+        return jnp.where(jnp.isnan(entry), observation, jax.random.normal(self.key)), *rest
+
+
+IMPURE = (
+    "{} of {} differs each time it is traced: random numbers of NumPy or Python, a clock, or an "
+    "attribute that counts is one constant while it trains; draw with the key, and keep what "
+    "changes in the state"
+)
+
+
+@pytest.mark.parametrize(
+    "env, name",
+    [(Starts(), "reset_env"), (Noisy(), "step_env"), (Counting(), "step_env"), (Pure(), None)],
+    ids=lambda x: getattr(x, "name", ""),
+)
+def test_functions_that_differ_each_time_they_are_traced_are_told_of(env, name):
+    expected = [IMPURE.format(name, env.name)] if name else []
+    assert told(envs.check_interface, *envs.make(env)) == expected
+    assert behaviour.impure(*envs.make(env)) == (name or "")
