@@ -11,7 +11,7 @@ from algorithms.parts.checks import (
 )
 from algorithms.parts.info import Info
 from algorithms.parts.replay import check_replay
-from algorithms.parts.spaces import warn_of_units
+from algorithms.parts.spaces import warn_of_scale, warn_of_units
 
 
 def check(
@@ -46,6 +46,7 @@ def check(
     if words:
         check_choices(config, **words)
     check_spaces(info, config, env, env_params)
+    warn_of_scale(config, env, env_params)
     if minibatches_of:
         check_minibatches(config, minibatches_of)
     if replay:

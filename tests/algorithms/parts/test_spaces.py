@@ -1,5 +1,6 @@
 """Properties of action spaces that heads need."""
 
+import types
 import warnings
 
 import jax
@@ -8,11 +9,12 @@ import numpy as np
 import pytest
 
 import envs
-from algorithms import parts
+from algorithms import parts, ppo
 from algorithms.parts import ActionSpace
-from algorithms.parts.spaces import warn_of_units
+from algorithms.parts.spaces import warn_of_scale, warn_of_units
 from envs import warn
 from envs.gymnax import spaces
+from tests import probe as tasks
 
 
 def test_outputs_are_actions_or_dimensions():
@@ -130,3 +132,66 @@ def test_a_flat_draw_has_the_shape_and_the_numbers_of_one_axis():
         drawn = parts.flat_draw(draw, jax.random.key(0), (2, 3, 4))
         assert drawn.shape == (2, 3, 4)
         np.testing.assert_array_equal(drawn.reshape(-1), draw(jax.random.key(0), (24,)))
+
+
+class Seen:
+    """As much of an environment as `warn_of_scale` uses."""
+
+    name = "Seen"
+
+    def __init__(self, space):
+        self.observation_space = lambda params: space
+
+
+RAW = types.SimpleNamespace(normalize_obs=False)
+
+
+@pytest.mark.parametrize(
+    "space, size",
+    [
+        (spaces.Box(0.0, 255.0, (8, 8, 3)), "255"),
+        (spaces.Box(-1000, 5, (2,), jnp.int32), "1000"),
+        (box([-1.0, -jnp.inf, -300.0], [1.0, 3.4e38, 200.0]), "300"),
+    ],
+)
+def test_observations_in_large_units_are_told_of_once(told, space, size):
+    told_of = rf"Seen has observations between \+-{size}, and .* normalize_obs=True suits it"
+    with pytest.warns(warn.KitWarning, match=told_of):
+        warn_of_scale(RAW, Seen(space), None)
+    warn_of_scale(RAW, Seen(space), None)
+
+
+def test_other_observations_are_not_told_of(told):
+    large = spaces.Box(-1e4, 1e4, (2,))
+    for config in (types.SimpleNamespace(normalize_obs=True), types.SimpleNamespace()):
+        warn_of_scale(config, Seen(large), None)
+    for space in (
+        spaces.Box(-100.0, 100.0, (2,)),
+        spaces.Box(-jnp.inf, jnp.inf, (2,)),
+        spaces.Box(-3.4e38, 3.4e38, (2,)),
+        spaces.Box(0, 255, (8, 8, 3), jnp.uint8),
+    ):
+        warn_of_scale(RAW, Seen(space), None)
+    jax.eval_shape(lambda end: warn_of_scale(RAW, Seen(spaces.Box(-end, end, (2,))), None), 1e4)
+
+
+def test_observations_of_the_kits_environments_are_not_told_of(told):
+    """A maze of gymnax observes its time, up to 200."""
+    warn_of_scale(RAW, *envs.make("MetaMaze-misc"))
+
+
+class Timed(tasks.Probe):
+    """A task of a user that shows its time."""
+
+    def observation_space(self, params):
+        return spaces.Box(0.0, 500.0, (1,))
+
+
+@pytest.mark.parametrize("normalize_obs", [False, True])
+def test_a_file_looks_at_the_scale(normalize_obs, monkeypatch):
+    monkeypatch.setattr(warn, "_told", set())
+    config = ppo.Config(normalize_obs=normalize_obs, num_evals=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ppo.make_train(config, *envs.make(Timed()))
+    assert any("between +-500, and networks" in one for one in warn._told) != normalize_obs

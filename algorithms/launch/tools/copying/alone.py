@@ -47,7 +47,8 @@ ARGUMENT = (
 )
 NOTHING = (
     *(shards.share_of, reads.changed, reads.asked_for, reads.warn_of_unread),
-    *(spaces.warn_of_units, interface.check_interface, evaluation.longest, exploitability.measure),
+    *(spaces.warn_of_scale, spaces.warn_of_units, interface.check_interface),
+    *(evaluation.longest, exploitability.measure),
 )
 
 
