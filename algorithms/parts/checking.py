@@ -8,10 +8,11 @@ from algorithms.parts.checks import (
     check_network,
     check_sizes,
     check_spaces,
+    warn_of_scale,
+    warn_of_units,
 )
 from algorithms.parts.info import Info
 from algorithms.parts.replay import check_replay
-from algorithms.parts.spaces import warn_of_scale, warn_of_units
 
 
 def check(

@@ -1,16 +1,23 @@
-"""Refusals: each raises a ValueError that names the setting, its value and one that works."""
+"""Refusals: each raises a ValueError that names the setting, its value and one that works. And
+warnings of units."""
 
 from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import envs
 from algorithms.parts import layers
 from algorithms.parts.info import Info, file_of, kinds_of, takes_agents, that_take
+from envs.behaviour import of_user
+from envs.warn import warn
 
 LARGEST = 2**31 - 1  # sizes are int32 inside the program
+NEAR = (0.1, 10.0)  # bounds that a Gaussian with a standard deviation of 1 explores
+LARGE = 100.0  # bounds of observations from which on they are to be normalised
+NO_BOUND = 1e30  # as float32's largest number in the place of infinity
 SPACES = {"discrete": "Discrete", "continuous": "Box"}  # action spaces, by INFO's words
 
 
@@ -167,6 +174,56 @@ def check_spaces(info: Info, config: Any, env: Any, env_params: Any) -> None:
             "can only follow the numbers of a vector; False would do"
         )
     envs.check_interface(env, env_params)
+
+
+def warn_of_units(env: Any, env_params: Any) -> None:
+    """Warns of continuous actions whose units do not suit a Gaussian that begins with a standard
+    deviation of 1: it never explores a far larger box, and plays the bounds of a far smaller one.
+
+    Infinite bounds say nothing of the units, and traced ones are not known.
+
+    Args:
+      env, env_params: from `envs.make`.
+    """
+    space = env.action_space(env_params)
+    bounds = _bounds(space) if hasattr(space, "low") else np.zeros(0)
+    far = bounds[(bounds > NEAR[1]) | ((bounds < NEAR[0]) & (bounds > 0))]
+    if far.size:
+        size = far[np.argmax(np.abs(np.log(far)))]
+        warn(
+            f"{env.name} has actions between +-{size:g}, and the policy explores with a standard "
+            "deviation of 1 at first: the environment setting rescale_action=true suits it"
+        )
+
+
+def warn_of_scale(config: Any, env: Any, env_params: Any) -> None:
+    """Warns of large observations that networks see as they are. Bytes are divided by 255.
+
+    Only users' own environments are looked at: JaxMARL's say 255 of bits.
+
+    Args:
+      config: its `normalize_obs` is used; without that field the algorithm scales by itself.
+      env, env_params: from `envs.make`, with a Box of observations.
+    """
+    space = env.observation_space(env_params)
+    scaled = getattr(config, "normalize_obs", True) or space.dtype == jnp.uint8
+    if scaled or not of_user(env):
+        return
+    size = _bounds(space).max(initial=0.0)
+    if size > LARGE:
+        warn(
+            f"{env.name} has observations between +-{size:g}, and networks see them as they are: "
+            "normalize_obs=True suits it"
+        )
+
+
+def _bounds(space: Any) -> np.ndarray:
+    """The largest size of each number of a Box, without those that have none or are traced."""
+    if any(isinstance(x, jax.core.Tracer) for x in (space.low, space.high)):
+        return np.zeros(0)
+    low, high = (np.broadcast_to(jax.device_get(x), space.shape) for x in (space.low, space.high))
+    bounds = np.maximum(np.abs(low), np.abs(high))
+    return bounds[bounds < NO_BOUND]
 
 
 def check_game(info: Info, config: Any, env: Any, env_params: Any) -> None:

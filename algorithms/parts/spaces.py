@@ -1,4 +1,4 @@
-"""Actions of environments, random numbers for them, and warnings of units."""
+"""Actions of environments, and random numbers for them."""
 
 import dataclasses
 import math
@@ -7,14 +7,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-
-from envs.behaviour import of_user
-from envs.warn import warn
-
-NEAR = (0.1, 10.0)  # bounds that a Gaussian with a standard deviation of 1 explores
-LARGE = 100.0  # bounds of observations from which on they are to be normalised
-NO_BOUND = 1e30  # as float32's largest number in the place of infinity
 
 
 class EpsilonNoise(NamedTuple):
@@ -76,56 +68,6 @@ class ActionSpace:
         if self.discrete:
             return action
         return action.reshape(action.shape[:-1] + self.space.shape)
-
-
-def warn_of_units(env: Any, env_params: Any) -> None:
-    """Warns of continuous actions whose units do not suit a Gaussian that begins with a standard
-    deviation of 1: it never explores a far larger box, and plays the bounds of a far smaller one.
-
-    Infinite bounds say nothing of the units, and traced ones are not known.
-
-    Args:
-      env, env_params: from `envs.make`.
-    """
-    space = env.action_space(env_params)
-    bounds = _bounds(space) if hasattr(space, "low") else np.zeros(0)
-    far = bounds[(bounds > NEAR[1]) | ((bounds < NEAR[0]) & (bounds > 0))]
-    if far.size:
-        size = far[np.argmax(np.abs(np.log(far)))]
-        warn(
-            f"{env.name} has actions between +-{size:g}, and the policy explores with a standard "
-            "deviation of 1 at first: the environment setting rescale_action=true suits it"
-        )
-
-
-def warn_of_scale(config: Any, env: Any, env_params: Any) -> None:
-    """Warns of large observations that networks see as they are. Bytes are divided by 255.
-
-    Only users' own environments are looked at: JaxMARL's say 255 of bits.
-
-    Args:
-      config: its `normalize_obs` is used; without that field the algorithm scales by itself.
-      env, env_params: from `envs.make`, with a Box of observations.
-    """
-    space = env.observation_space(env_params)
-    scaled = getattr(config, "normalize_obs", True) or space.dtype == jnp.uint8
-    if scaled or not of_user(env):
-        return
-    size = _bounds(space).max(initial=0.0)
-    if size > LARGE:
-        warn(
-            f"{env.name} has observations between +-{size:g}, and networks see them as they are: "
-            "normalize_obs=True suits it"
-        )
-
-
-def _bounds(space: Any) -> np.ndarray:
-    """The largest size of each number of a Box, without those that have none or are traced."""
-    if any(isinstance(x, jax.core.Tracer) for x in (space.low, space.high)):
-        return np.zeros(0)
-    low, high = (np.broadcast_to(jax.device_get(x), space.shape) for x in (space.low, space.high))
-    bounds = np.maximum(np.abs(low), np.abs(high))
-    return bounds[bounds < NO_BOUND]
 
 
 def flat_draw(kind: Callable[..., jax.Array], key: jax.Array, shape: tuple[int, ...]) -> jax.Array:

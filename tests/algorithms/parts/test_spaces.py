@@ -11,7 +11,7 @@ import pytest
 import envs
 from algorithms import parts, ppo
 from algorithms.parts import ActionSpace
-from algorithms.parts.spaces import warn_of_scale, warn_of_units
+from algorithms.parts.checks import warn_of_scale, warn_of_units
 from envs import warn
 from envs.gymnax import spaces
 from tests import probe as tasks

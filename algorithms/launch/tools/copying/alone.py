@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algorithms.parts import capacity, checks, layers, reads, shards, spaces
+from algorithms.parts import capacity, checks, layers, reads, shards
 from algorithms.parts.usual_jax import with_usual_jax as of_kit
 from envs import (
     evaluation,
@@ -47,7 +47,7 @@ ARGUMENT = (
 )
 NOTHING = (
     *(shards.share_of, reads.changed, reads.asked_for, reads.warn_of_unread),
-    *(spaces.warn_of_scale, spaces.warn_of_units, interface.check_interface),
+    *(checks.warn_of_scale, checks.warn_of_units, interface.check_interface),
     *(evaluation.longest, exploitability.measure),
 )
 
