@@ -22,6 +22,12 @@ from algorithms.launch.engine import devices, hosts, progress, settings, split
 from algorithms.launch.engine.devices import Layout, check_backend, like_key, plain
 from algorithms.launch.engine.errors import UserError
 
+SWITCHES = {  # of jax, that cannot be on
+    "jax_disable_jit": "a run is a compiled program; for a debugger, make_train(config)(key) of a "
+    "few steps works without compiling",
+    "jax_debug_infs": "infinite settings switch parts off; JAX_DEBUG_NANS works",
+}
+
 
 @parts.with_usual_jax
 def make_environment(module: Any, config: Any) -> tuple[Any, Any, parts.Plan]:
@@ -30,9 +36,13 @@ def make_environment(module: Any, config: Any) -> tuple[Any, Any, parts.Plan]:
     A `train` without a plan has config.num_evals points; updates and steps are 0 for unknown.
 
     Raises:
-      UserError: `envs.make` or `make_train` refuse the settings, or jax has no device.
+      UserError: `envs.make` or `make_train` refuse the settings, or jax has no device, or a switch
+        of its own forbids what runs do.
     """
     check_backend()
+    for switch, why in SWITCHES.items():
+        if getattr(jax.config, switch):
+            raise UserError(f"{switch} is on: leave {switch.upper()} out; {why}")
     try:
         env, env_params = envs.make(config.env, **dict(config.env_settings))
         train = module.make_train(config, env, env_params)

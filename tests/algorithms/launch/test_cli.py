@@ -662,6 +662,23 @@ def test_a_platform_that_is_not_there_is_named(monkeypatch):
         launch.run(toy, toy.Config(), save=False)
 
 
+@pytest.mark.parametrize(
+    "switch, sentence",
+    [
+        (jax.disable_jit, "leave JAX_DISABLE_JIT out; a run is a compiled program; for a debugger"),
+        (jax.debug_infs, "leave JAX_DEBUG_INFS out; infinite settings switch parts off"),
+    ],
+    ids=["disable_jit", "debug_infs"],
+)
+def test_switches_of_jax_that_runs_cannot_heed_are_refused_at_once(switch, sentence, tmp_path):
+    config = toy.Config(total_timesteps=20, num_evals=1, num_eval_episodes=0)
+    with switch(True), pytest.raises(launch.UserError, match=f"is on: {sentence}"):
+        launch.run(toy, config, run_dir=tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+    with jax.disable_jit():  # as the sentence says
+        toy.make_train(config)(jax.random.key(0))
+
+
 PRINTING = [
     "from algorithms.launch import cli\n"
     "cli.dispatch = lambda *_: print('x' * 100_000)\n"
