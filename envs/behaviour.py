@@ -189,7 +189,7 @@ _MARK = object()
 
 
 def impure(env: Any, params: Any) -> str:
-    """Which of `reset_env` and `step_env` gives two programs if it is traced twice; "" if none."""
+    """Which of `reset_env` and `step_env` is another program in a second trace; "" if none is."""
     key = jax.random.key(0)
 
     def step(state, params):

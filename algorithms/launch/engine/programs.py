@@ -22,7 +22,7 @@ from algorithms.launch.engine import devices, hosts, progress, settings, split
 from algorithms.launch.engine.devices import Layout, check_backend, like_key, plain
 from algorithms.launch.engine.errors import UserError
 
-SWITCHES = {  # of jax, that cannot be on
+SWITCHES = {  # of jax, which have to be off, and why
     "jax_disable_jit": "a run is a compiled program; for a debugger, make_train(config)(key) of a "
     "few steps works without compiling",
     "jax_debug_infs": "infinite settings switch parts off; JAX_DEBUG_NANS works",
@@ -36,8 +36,8 @@ def make_environment(module: Any, config: Any) -> tuple[Any, Any, parts.Plan]:
     A `train` without a plan has config.num_evals points; updates and steps are 0 for unknown.
 
     Raises:
-      UserError: `envs.make` or `make_train` refuse the settings, or jax has no device, or a switch
-        of its own forbids what runs do.
+      UserError: `envs.make` or `make_train` refuse the settings, jax has no device, or one of
+        its SWITCHES is on.
     """
     check_backend()
     for switch, why in SWITCHES.items():

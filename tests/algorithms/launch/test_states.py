@@ -183,7 +183,7 @@ def test_after_halving_and_a_retest_the_winner_of_the_retest_stays(tmp_path):
 
 
 def test_a_halved_sweep_whose_states_have_gone_is_over(tmp_path):
-    """Also its last rung, which no later stage tells to be done."""
+    """No later stage says that its last rung is done."""
     swept = sweep(tmp_path / "x", halving=2, rungs=2)
     assert states(tmp_path / "x") == {"best/checkpoints/000004.state"}
     again = launch.resume(tmp_path / "x", module=toy)
