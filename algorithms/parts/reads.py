@@ -25,7 +25,8 @@ def changed(config: Any) -> dict[str, Any]:
     known = {name: x for name, x in values.items() if not isinstance(x, jax.core.Tracer)}
     default: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(config)}
     # A float32 of a program is the default that it was made of.
-    same = lambda x, y: x is y or np.array_equal(x, np.asarray(y, getattr(x, "dtype", None)))
+    kind = lambda x: x.dtype if isinstance(x, np.ndarray | np.generic | jax.Array) else None
+    same = lambda x, y: x is y or np.array_equal(x, np.asarray(y, kind(x)))
     return {name: x for name, x in known.items() if not same(x, default[name])}
 
 

@@ -84,6 +84,8 @@ def test_defaults_and_traced_values_are_no_wish_of_the_user():
     assert told(lambda: trace(Config(width=4, rate=0.5, names=()))) == []
     assert reads.changed(sac.Config(dropout_rate=jnp.float32(0.01))) == {}
     assert reads.changed(sac.Config(dropout_rate=jnp.float32(0.02)))
+    env = SimpleNamespace(dtype=jnp.float32)  # an environment may have any attribute
+    assert reads.changed(sac.Config(env=env)) == {"env": env}
     traced = jax.vmap(lambda rate: trace(Config(rate=rate))[1]["slope"].size * rate)
     assert told(lambda: traced(jnp.array([0.1, 0.2]))) == []
 
