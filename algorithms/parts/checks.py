@@ -186,7 +186,7 @@ def warn_of_units(env: Any, env_params: Any) -> None:
       env, env_params: from `envs.make`.
     """
     space = env.action_space(env_params)
-    bounds = _bounds(space) if hasattr(space, "low") else np.zeros(0)
+    bounds = bounds_of(space) if hasattr(space, "low") else np.zeros(0)
     far = bounds[(bounds > NEAR[1]) | ((bounds < NEAR[0]) & (bounds > 0))]
     if far.size:
         size = far[np.argmax(np.abs(np.log(far)))]
@@ -209,7 +209,7 @@ def warn_of_scale(config: Any, env: Any, env_params: Any) -> None:
     scaled = getattr(config, "normalize_obs", True) or space.dtype == jnp.uint8
     if scaled or not of_user(env):
         return
-    size = _bounds(space).max(initial=0.0)
+    size = bounds_of(space).max(initial=0.0)
     if size > LARGE:
         warn(
             f"{env.name} has observations between +-{size:g}, and networks see them as they are: "
@@ -217,7 +217,7 @@ def warn_of_scale(config: Any, env: Any, env_params: Any) -> None:
         )
 
 
-def _bounds(space: Any) -> np.ndarray:
+def bounds_of(space: Any) -> np.ndarray:
     """The largest size of each number of a Box, without those that have none or are traced."""
     if any(isinstance(x, jax.core.Tracer) for x in (space.low, space.high)):
         return np.zeros(0)

@@ -17,6 +17,7 @@ from algorithms.launch.engine.settings import map_plain
 from envs.sums import debug_nans
 
 Metrics = dict[str, np.ndarray]
+SEVERAL = 3  # points with the same return that are not so by chance
 # Columns of metrics.csv besides an algorithm's metrics
 PACE_NAMES = ("seconds", "steps_per_second")  # the same for all trials that train together
 LAST_COLUMNS = (*PACE_NAMES, "current_learning_rate")  # the last columns of metrics.csv
@@ -46,6 +47,18 @@ def without_losses(curves: Metrics) -> np.ndarray:
     losses = [x for name, x in curves.items() if name.endswith("loss")]
     empty = [np.isnan(x).reshape(len(x), -1).all(1) for x in losses]
     return np.all(empty, axis=0) if empty else np.zeros(0, bool)
+
+
+def same_returns(curves: Metrics) -> np.ndarray:
+    """Which trials have the same training return at SEVERAL points or more, (num_trials,)."""
+    if "episode_return" not in curves:
+        return np.zeros(0, bool)
+    returns = curves["episode_return"].reshape(*curves["timestep"].shape, -1)
+    there = np.isfinite(returns)  # all players at once
+    low = returns.min(1, where=there, initial=np.inf)
+    high = returns.max(1, where=there, initial=-np.inf)
+    several = there.sum(1) >= SEVERAL
+    return np.asarray((several & np.isclose(low, high, rtol=1e-6)).all(1))
 
 
 def stack(rows: Iterable[Metrics]) -> Metrics:

@@ -141,6 +141,13 @@ def is_finite(tree: Any) -> jax.Array:
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in leaves] or [True]))
 
 
+@jax.jit
+@jax.vmap
+def largest(x: jax.Array) -> jax.Array:
+    """The size of the largest number in an array of trials, (trials,)."""
+    return jnp.abs(x.astype(jnp.float32)).max()
+
+
 def over_trials(
     function: Callable, layout: Layout, in_place: bool = False, blocks: Callable | None = None
 ) -> Callable:

@@ -14,6 +14,8 @@ from algorithms.launch.engine.errors import UserError, warn
 from algorithms.launch.engine.metrics import ALARMS, Metrics
 from algorithms.launch.engine.outputs import Output
 from algorithms.launch.engine.run_dir import RunDir
+from algorithms.parts.checks import LARGE, bounds_of
+from envs.behaviour import of_user
 
 
 class Point(NamedTuple):
@@ -127,10 +129,53 @@ class Record:
             "the environment's, --env-settings nan_reward=0 replaces and counts such rewards"
         )
 
-    def tell_of_alarms(self, row: Metrics) -> None:
-        """Warns of what metrics say, each kind once in all chunks of a sweep."""
-        for alarm in ALARMS if hosts.is_first() else ():
-            self.session.view.warn_once(alarm, alarm(row))
+    def tell_of_alarms(self, row: Metrics, states: Any) -> None:
+        """Warns of what metrics and states say, each kind once in all chunks of a sweep."""
+        told: list[tuple[object, str]] = [(alarm, alarm(row)) for alarm in ALARMS]
+        told += self._of_units(row, states)  # asks all processes
+        for cause, text in told if hosts.is_first() else ():
+            self.session.view.warn_once(cause, text)
+
+    def _of_units(self, row: Metrics, states: Any) -> Iterator[tuple[object, str]]:
+        """Of a user's own environment: what its bounds, if it has any, did not tell."""
+        trainer = self.session.trainer
+        env, config = trainer.env, trainer.config
+        if not of_user(env):
+            return
+        seen = getattr(states, "observation", np.zeros((), np.uint8))
+        bounds = bounds_of(env.observation_space(trainer.host_params))
+        if seen.dtype != np.uint8 and bounds.max(initial=0.0) <= LARGE:  # bytes are divided by 255
+            sizes = self.session.layout.gather(programs.largest(seen))
+            yield "observations", large_observations(env.name, config, float(sizes.max()))
+        yield "rewards", large_rewards(env.name, config, row)
+
+
+def large_observations(name: str, config: Any, size: float) -> str:
+    """Of an environment whose largest observation has this size."""
+    if getattr(config, "normalize_obs", True) or not size > LARGE:  # else it scales by itself
+        return ""
+    return (
+        f"{name} has observations as large as {size:.3g}, and networks see them as they are: "
+        "normalize_obs=True suits it"
+    )
+
+
+def large_rewards(name: str, config: Any, row: Metrics) -> str:
+    """Of an environment with these metrics of a point."""
+    own = hasattr(config, "normalize_reward")
+    scaled = config.normalize_reward if own else not hasattr(config, "normalize_obs")
+    if scaled or not {"episode_return", "episode_length"} <= row.keys():
+        return ""
+    sizes = np.abs(row["episode_return"])
+    lengths = row["episode_length"].reshape(-1, *[1] * (sizes.ndim - 1))
+    size = np.nanmax(sizes / lengths, initial=0.0)
+    if size < LARGE:
+        return ""
+    do = "normalize_reward=True suits it" if own else "divide them in its step_env"
+    return (
+        f"{name} has rewards of {size:.3g} a step, and values of that size are learned slowly, if "
+        f"at all: {do}"
+    )
 
 
 class Losses:

@@ -17,6 +17,7 @@ from algorithms.launch.engine.metrics import (
     Metrics,
     infinite_losses,
     mean_returns,
+    same_returns,
     stack,
     with_nan,
     without_losses,
@@ -154,13 +155,26 @@ class Session:
         if not self.in_sweep:
             broken, unsaved = ~result.is_finite, bool(result.unsaved)
             self.view.close(point, result.metrics, result.run_dir, broken, unsaved)
-            idle = int(without_losses(result.metrics).sum())
-            if idle and point == self.num_points and hosts.is_first():
-                warn(
-                    f"{idle} of {self.trials.count} trials learned nothing: no point has data for "
-                    "a loss, as while a buffer fills; a longer run or a smaller buffer would do"
-                )
+            if point == self.num_points and hosts.is_first():
+                self._tell_of_nothing(result.metrics)
         return result
+
+    def _tell_of_nothing(self, curves: Metrics) -> None:
+        """Warns of trials that had no data, or only one return."""
+        count, idle = self.trials.count, int(without_losses(curves).sum())
+        same = same_returns(curves)
+        if idle:
+            warn(
+                f"{idle} of {count} trials learned nothing: no point has data for a loss, as while "
+                "a buffer fills; a longer run or a smaller buffer would do"
+            )
+        elif same.any() and not self.options.init:  # a good policy's returns may well be the same
+            value = np.nanmax(curves["episode_return"][same][0])
+            warn(
+                f"{same.sum()} of {count} trials had the same training return at all points, as "
+                f"{value:.5g}: no episode earned more than another, so there was nothing to learn "
+                "from; more exploration, longer episodes or another reward would do"
+            )
 
     def _announce(self) -> None:
         start, run_dir = self.chunk.start, self.chunk.run_dir
@@ -251,7 +265,7 @@ class Session:
         is_finite = record.were_finite & ~np.any(list(infinite.values()), axis=0)
         seen = Point(point, timestep, row, get_state, record.path, is_finite, self.settings)
         record.tell_of_broken(seen, infinite, states)
-        record.tell_of_alarms(row)
+        record.tell_of_alarms(row, states)
         with self.view.timed("save"):
             record.add(seen, states)
         self.view.point(point, row, ~is_finite)

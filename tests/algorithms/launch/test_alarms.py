@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import struct
 
-from algorithms import launch, ppo
+from algorithms import dqn, dreamer, flashsac, launch, ppo
 from algorithms.launch.engine import metrics, record
 from algorithms.launch.engine.errors import heed_warnings
 from algorithms.launch.tools import evaluation, match, robustness
@@ -142,6 +142,112 @@ def test_an_alarm_rings_once_in_a_sweep(capsys, monkeypatch, tmp_path):
     config = toy.Config(total_timesteps=20, num_evals=2)
     launch.sweep(toy, config, {"hidden_sizes": [(2,), (3,)]}, quiet=True, sweep_dir=tmp_path / "s")
     assert capsys.readouterr().err == "warning: it rings\n"
+
+
+# --- units that bounds did not tell -----------------------------------------------------------
+
+
+class Loud(Endless):
+    """Observations of one size without bounds, and rewards of another."""
+
+    def __init__(self, seen=0.0, reward=1.0, dtype=jnp.float32, bound=jnp.inf):
+        self.seen, self.reward, self.dtype, self.bound = seen, reward, dtype, bound
+
+    def reset_env(self, key, params):
+        return jnp.full(2, self.seen).astype(self.dtype), Time(jnp.zeros((), jnp.int32))
+
+    def step_env(self, key, state, action, params):
+        state, over = super().step_env(key, state, action, params)[1], jnp.zeros((), bool)
+        observation = (self.seen * jnp.array([0.0, -1.0])).astype(self.dtype)
+        return observation, state, jnp.float32(self.reward), over, {}
+
+    def observation_space(self, params):
+        return spaces.Box(-self.bound, self.bound, (2,), self.dtype)
+
+
+RAW = TINY.replace(normalize_obs=False, normalize_reward=False, env_settings=(("max_steps", 4),))
+SEEN = (
+    "warning: Loud has observations as large as 1.01e+03, and networks see them as they are: "
+    "normalize_obs=True suits it\n"
+)
+EARNED = (
+    "warning: Loud has rewards of 300 a step, and values of that size are learned slowly, if at "
+    "all: normalize_reward=True suits it\n"
+)
+
+
+@pytest.mark.parametrize(
+    "env, changes, told",
+    [
+        (Loud(1010.0, -300.0), {}, [SEEN, EARNED]),
+        (Loud(1010.0, -300.0), {"normalize_obs": True}, [EARNED]),
+        (Loud(1010.0, -300.0), {"normalize_reward": True}, [SEEN]),
+        (Loud(100.0, 99.0), {}, []),
+        (Loud(101, 1.0, jnp.uint8), {}, []),
+        (Loud(1010.0, 1.0, bound=50.0), {}, [SEEN]),
+        (Loud(1010.0, 1.0, bound=2e3), {}, []),  # make_train has told of the bounds
+        ("CartPole-v1", {"env_settings": ()}, []),
+    ],
+)
+def test_units_that_training_shows_are_told_of_once(capsys, monkeypatch, env, changes, told):
+    if isinstance(env, str):  # gymnax's own is not looked at
+        large = lambda *_: pytest.fail("asked")
+        monkeypatch.setattr(record, "large_observations", large)
+        monkeypatch.setattr(record, "large_rewards", large)
+    launch.run(ppo, RAW.replace(env=env, **changes), save=False)
+    err = capsys.readouterr().err
+    assert [err.count(text) for text in (SEEN, EARNED)] == [text in told for text in (SEEN, EARNED)]
+    assert err.count("suits it") == len(told)
+
+
+def test_algorithms_that_scale_by_themselves_are_not_told_of_units():
+    earned = row(episode_return=[[1e3, 5.0], [np.nan, np.nan]], episode_length=[10.0, np.nan])
+    assert record.large_observations("Its", dreamer.Config(), 1e6) == ""
+    assert record.large_observations("Its", dqn.Config(), np.nan) == ""
+    assert "as large as 1e+06, " in record.large_observations("Its", dqn.Config(), 1e6)
+    assert record.large_rewards("Its", dreamer.Config(), earned) == ""
+    assert record.large_rewards("Its", flashsac.Config(), earned) == ""
+    assert record.large_rewards("Its", dqn.Config(), {}) == ""
+    told = record.large_rewards("Its", dqn.Config(), earned)
+    assert told.startswith("Its has rewards of 100 a step") and told.endswith("in its step_env")
+    plain = flashsac.Config(normalize_reward=False)
+    assert record.large_rewards("Its", plain, earned).endswith("normalize_reward=True suits it")
+
+
+# --- nothing to learn from --------------------------------------------------------------------
+
+
+def test_returns_that_stay_are_told_apart_from_others():
+    nan = np.nan
+    cases = [
+        [nan, 1, 1, 1],
+        [nan, nan, 2, 2],
+        [nan, 1, 1, 1.1],
+        [0, 0, 0, 0],
+        [-200, nan, -200, -200],
+    ]
+    curves = {"episode_return": np.array(cases), "timestep": np.ones((5, 4))}
+    assert metrics.same_returns(curves).tolist() == [True, False, False, True, True]
+    several = np.stack([curves["episode_return"]] * 2, 2)
+    several[0, 3, 1] = 2.0  # of one player
+    curves = curves | {"episode_return": several}
+    assert metrics.same_returns(curves).tolist() == [False, False, False, True, True]
+    assert metrics.same_returns({}).tolist() == []
+
+
+def test_a_run_whose_episodes_are_all_alike_says_so(capsys, tmp_path, vmapped_keys):
+    config = RAW.replace(env=Loud(), num_eval_episodes=0)
+    told = (
+        "warning: 2 of 2 trials had the same training return at all points, as 4: no episode "
+        "earned more than another, so there was nothing to learn from; more exploration, longer "
+        "episodes or another reward would do\n"
+    )
+    launch.run(ppo, config, num_seeds=2, run_dir=tmp_path / "run")
+    assert capsys.readouterr().err.endswith(told)
+    launch.run(ppo, config, save=False, init_from=tmp_path / "run")
+    assert "nothing to learn" not in capsys.readouterr().err
+    launch.run(ppo, config.replace(num_evals=2), num_seeds=2, save=False)
+    assert "nothing to learn" not in capsys.readouterr().err
 
 
 def test_the_command_line_shows_warnings_of_environments_as_its_own(capsys):
