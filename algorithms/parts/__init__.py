@@ -35,7 +35,15 @@ from algorithms.parts.checks import (
     check_sizes,
     is_bounded,
 )
-from algorithms.parts.fields import bounds, check_reals, real, static, value_like, with_plain_values
+from algorithms.parts.fields import (
+    bounds,
+    check_kind,
+    check_reals,
+    real,
+    static,
+    value_like,
+    with_plain_values,
+)
 from algorithms.parts.laprop import clip_by_tensor, scale_by_laprop
 from algorithms.parts.layers import (
     CONV_LAYERS,
@@ -143,6 +151,7 @@ __all__ = [
     "check_minibatches",
     "check_fits",
     "check_holds",
+    "check_kind",
     "check_replay",
     "check_rounds",
     "bounds",

@@ -30,6 +30,22 @@ def real(default: float, interval: str, **others: dict[Any, str]) -> Any:
     return struct.field(default=default, metadata={"interval": interval, "others": others})
 
 
+def check_kind(config: Any, kind: type | None) -> None:
+    """Refuses what is no Config, or lacks fields of this kind; None: of no kind that is known.
+
+    Raises:
+      ValueError: it names the kind. Not isinstance: after a reload, a class is not what it was.
+    """
+    wanted = f"{kind.__module__}.{kind.__qualname__}" if kind else "Config"
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+        raise ValueError(f"config is {config!r}: give {wanted}(...), with its settings as keywords")
+    names = [field.name for field in dataclasses.fields(kind)] if kind else []
+    lacks = [name for name in names if not hasattr(config, name)]
+    if lacks:
+        given = f"{type(config).__module__}.{type(config).__qualname__}"
+        raise ValueError(f"config is of {given}, without {lacks[0]}: give {wanted}(...)")
+
+
 def with_plain_values(config: Any) -> Any:
     """The Config whose static fields have Python's own values, where those given are clear.
 

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 
 import envs
 from algorithms.parts import reads, shards
-from algorithms.parts.fields import check_reals, with_plain_values
+from algorithms.parts.fields import check_kind, check_reals, with_plain_values
 from algorithms.parts.loops import zeros
 from algorithms.parts.usual_jax import with_usual_jax
 from envs import sums
@@ -109,6 +110,7 @@ def with_environment(function: Callable) -> Callable:
 
     @functools.wraps(function)
     def of_config(config: Any, env: Any = None, env_params: Any = None) -> Callable:
+        check_kind(config, function.__globals__.get("Config"))
         return function(*resolve(config, env, env_params))
 
     return with_usual_jax(of_config)
@@ -211,6 +213,8 @@ def program(algorithm: Callable, config: Any, env: Any, env_params: Any) -> Call
     asked = reads.changed(config)
 
     def run(rng, state, learn, count):
+        if state is None:
+            check_key(rng)
         fixed = shards.apart(algorithm), env, count, sums.debug_nans()
         with reads.asked_for(asked):
             return _train(floats, env_params, rng, state, learn, *fixed)
@@ -222,6 +226,15 @@ def program(algorithm: Callable, config: Any, env: Any, env_params: Any) -> Call
     planned.plan = Plan(points, updates, updates * steps)
     planned.start = with_usual_jax(lambda rng: run(rng, None, True, None)[0])
     return planned
+
+
+def check_key(rng: Any) -> None:
+    """Refuses what is not one key, of the kind with a type or of the older one, a vector."""
+    is_typed = isinstance(rng, jax.Array) and jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)
+    if not (isinstance(rng, jax.Array | np.ndarray) and rng.ndim == (0 if is_typed else 1)):
+        number = rng.shape[0] if is_typed else repr(rng)
+        what = f"{number} keys: jax.vmap(train) takes several" if is_typed else number
+        raise ValueError(f"rng is {what}; give one key, as jax.random.key(0)")
 
 
 def first_state(train: Any, rng: jax.Array) -> Any:

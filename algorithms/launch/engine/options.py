@@ -1,5 +1,6 @@
 """What a run does besides training, and checks before anything runs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,7 +104,7 @@ def check_files(options: Options, save: bool) -> None:
 
 
 def check_hooks(hooks: Any) -> None:
-    if callable(hooks) or not all(map(callable, hooks)):
+    if not isinstance(hooks, Sequence) or not all(map(callable, hooks)):
         raise UserError("hooks: give a list of functions, hooks=[...]")
 
 

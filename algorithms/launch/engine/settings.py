@@ -64,20 +64,17 @@ def plain_config(config: Any, kind: type) -> Any:
     """The Config with Python's own values.
 
     Raises:
-      UserError: it lacks fields of this kind, a float in it is no number, or a switch is neither
+      UserError: it is no Config of this kind, a float in it is no number, or a switch is neither
         True nor False.
     """
-    # Not isinstance: after a reload, a class is not what it was.
-    lacks = [field.name for field in dataclasses.fields(kind) if not hasattr(config, field.name)]
-    if lacks:
-        what, wanted = (f"{k.__module__}.{k.__qualname__}" for k in (type(config), kind))
-        raise UserError(f"config is of {what}, without {lacks[0]}: give {wanted}(...)")
-    for name in float_fields(config):
-        if np.ndim(value := getattr(config, name)):
-            raise UserError(
-                f"{name}={value}: give a number; launch.sweep takes several, {{{name!r}: [...]}}"
-            )
     try:
+        parts.check_kind(config, kind)
+        for name in float_fields(config):
+            if np.ndim(value := getattr(config, name)):
+                raise UserError(
+                    f"{name}={value}: give a number; launch.sweep takes several, "
+                    f"{{{name!r}: [...]}}"
+                )
         return parts.with_plain_values(config)
     except ValueError as error:
         raise UserError(str(error)) from error

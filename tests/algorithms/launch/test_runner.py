@@ -548,7 +548,13 @@ def test_values_of_numpy_and_jax_make_the_same_files(whole, tmp_path):
         (CONFIG, {"trak": True}, "unknown option 'trak'; did you mean track"),
         (CONFIG, {"sed": 1}, "unknown option 'sed'; did you mean seed"),
         (CONFIG, {"sweep_dir": "x"}, "unknown option 'sweep_dir'; did you mean seed, sweep_states"),
-        ({"gamma": 0.9}, {}, r"config is of builtins.dict, without env: give .*toy.Config"),
+        (
+            {"gamma": 0.9},
+            {},
+            r"config is {'gamma': 0.9}: give .*toy.Config\(...\), with its settin",
+        ),
+        (toy.Config, {}, r"config is <class .*toy.Config'>: give .*toy.Config\(...\), with its"),
+        (CONFIG, {"hooks": 5}, r"hooks: give a list of functions, hooks=\[...\]"),
         (dqn.Config(), {}, "config is of algorithms.dqn.Config, without .*: give .*toy.Config"),
         (
             CONFIG.replace(learning_rate=[0.1, 0.2]),

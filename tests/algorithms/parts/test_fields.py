@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import struct
 
-from algorithms import parts
+from algorithms import dqn, parts, ppo
 from algorithms.parts import real, static
 from tests.seconds import ALGORITHMS
 
@@ -160,3 +160,30 @@ def test_no_file_divides_by_the_root_of_second_moments_alone():
             parts.check_reals(config(**{name: 1e-30}))
             with pytest.raises(ValueError, match=rf"^{name}=0.0: give a number in \(0, inf\)$"):
                 parts.check_reals(config(**{name: 0.0}))
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        (
+            "CartPole-v1",
+            r"config is 'CartPole-v1': give algorithms.ppo.Config\(...\), with its set",
+        ),
+        ({"gamma": 0.9}, r"config is {'gamma': 0.9}: give algorithms.ppo.Config\(...\)"),
+        (ppo.Config, r"config is <class .*: give algorithms.ppo.Config\(...\), with its settings"),
+        (
+            dqn.Config(),
+            r"config is of algorithms.dqn.Config, without num_steps: give algorithms.pp",
+        ),
+    ],
+)
+def test_what_is_no_config_of_the_file_is_refused(config, message):
+    for make in (ppo.make_train, ppo.make_policy):
+        with pytest.raises(ValueError, match=message):
+            make(config)
+
+
+def test_a_config_of_no_known_kind_has_to_be_one_all_the_same():
+    parts.check_kind(Config(), None)
+    with pytest.raises(ValueError, match=r"config is 5: give Config\(...\)"):
+        parts.check_kind(5, None)

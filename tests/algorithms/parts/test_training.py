@@ -166,6 +166,29 @@ def curve():
     return train, *train(jax.random.key(0))
 
 
+@pytest.mark.parametrize(
+    "make, what",
+    [
+        (lambda: 0, "0;"),
+        (lambda: None, "None;"),
+        (lambda: jnp.uint32(3), r"Array\(3, dtype=uint32\);"),
+        (lambda: jax.random.split(jax.random.key(0), 4), r"4 keys: jax.vmap\(train\) takes sev.*;"),
+        (lambda: np.zeros((2, 2), np.uint32), r"array\(\[\[.*;"),
+    ],
+)
+def test_what_is_not_one_key_is_refused(curve, make, what):
+    with pytest.raises(ValueError, match=f"(?s)^rng is {what} give one key, as jax.random.key.0"):
+        curve[0](make())
+
+
+def test_keys_of_both_kinds_are_taken_and_traced_ones():
+    check = lambda rng: training.check_key(rng) or 0
+    for rng in (jax.random.key(0), jax.random.PRNGKey(0), np.zeros(2, np.uint32)):
+        check(rng)
+        jax.eval_shape(check, rng)
+        jax.eval_shape(jax.vmap(check), jnp.stack([rng, rng]))
+
+
 def test_metrics_are_means_over_the_updates_of_a_point_by_their_weight(curve):
     _, state, metrics = curve
     assert int(state.update) == 6
