@@ -54,6 +54,8 @@ def number(word: str) -> float:
     except ValueError:
         power = UNITS.get(word[-1:].upper())
         hint = f": write {word[:-1]}e{power}" if power and word[:-1].isdigit() else ""
+        if re.fullmatch(r"[-+.\deE]+(,[-+.\deE]+)+", word):
+            hint = f": several values stand apart, {word.replace(',', ' ')}"
         raise ValueError(f"{word!r} is not a number{hint}") from None
 
 
@@ -102,7 +104,9 @@ def named_values(word: str) -> tuple[tuple[str, Any], ...]:
         elif name and equals and value:
             pairs.append((name.strip(), plain_value(value.strip())))
         else:
-            raise ValueError(f"{part!r} is not name=value; --env-settings= alone means none")
+            raise ValueError(
+                f"{part!r} is not name=value, as max_steps=500; --env-settings= alone means none"
+            )
     return tuple(pairs)
 
 

@@ -249,8 +249,13 @@ REFUSED = [
     ("--learing-rate 3", "unknown flag --learing-rate; did you mean --learning-rate, "),
     ("--lr 3", "unknown flag --lr; did you mean --learning-rate? --help lists all"),
     ("-x", "unknown flag -x; --help lists all"),
-    ("foo", "'foo' is no flag; --help lists all"),
-    ("--seed 1 2", "'2' is no flag; --seed does not take it"),
+    ("--env-id x", "unknown flag --env-id; here it is --env\n"),
+    ("--capture_video", "unknown flag --capture_video; here it is --gif end, or --render RUN"),
+    ("--cuda=3", "unknown flag --cuda; here it is JAX_PLATFORMS=cuda or cpu before the command"),
+    ("--clip-coef 3", "unknown flag --clip-coef; did you mean "),  # a toy has no --clip-eps
+    ("foo", "'foo' is no flag; is it the environment, --env foo?"),
+    ("--quiet foo", "'foo' is no flag; --quiet does not take it"),
+    ("--seed 1 2", "'2' is no flag; --seed is the first one, and --num-seeds how many there are"),
     ("--json=3", "'3' is no flag; --json does not take it"),
     ("--num-envs 3 --json 3", "'3' is no flag; --help lists all"),
     ("--gamma", "--gamma: a value is missing"),
@@ -262,11 +267,15 @@ REFUSED = [
     ("--num-envs x", "--num-envs: 'x' is not a number"),
     ("--num-envs inf", "--num-envs"),
     ("--learning-rate x", "--learning-rate: 'x' is not a number"),
+    ("--learning-rate 1e-3,.1", "'1e-3,.1' is not a number: several values stand apart, 1e-3 .1"),
     ("--learning-rate nan", "learning_rate=nan: give a number in [0, inf)"),
     ("--hidden-sizes 3,a", "--hidden-sizes: 'a' is not a number"),
-    ("--env-settings max_steps", "'max_steps' is not name=value"),
+    ("--env-settings max_steps", "'max_steps' is not name=value, as max_steps=500; --env"),
     ("--env-settings 0,2", "'0' is not name=value"),
-    ("--env-settings none", "'none' is not name=value; --env-settings= alone means none"),
+    (
+        "--env-settings none",
+        "'none' is not name=value, as max_steps=500; --env-settings= alone means none",
+    ),
     ("--env-settings max_stepz=3", "did you mean max_steps"),
     ("--env-settings gravity=nan", "setting of CartPole-v1: gravity=nan: give a number"),
     ("--env-settings gravity=9.8,12", "gravity=9.8,12: give one number, as 9.8"),
@@ -343,6 +352,19 @@ def test_refused_flags(capsys, whole, tmp_path, monkeypatch, words, message):
     code, _, err = main(capsys, *words.replace("RUN", str(whole[0])).split())
     assert code == 2 and message in err and err.count("error: ") == 1 and "│" not in err, err
     assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+def test_flags_of_other_libraries_are_named_as_this_kit_has_them():
+    """Each one's own is a flag of some file, and no file has the other's."""
+    configs = [importlib.import_module(f"algorithms.{name}").Config for name in ALGORITHMS]
+    names = {f.name for kind in (*configs, flags.Flags) for f in dataclasses.fields(kind)}
+    known = {name.replace("_", "-") for name in names} | {"render", "evaluate"}
+    for other, here in flags.OF_OTHERS.items():
+        own = re.findall(r"--([a-z-]+)", here)
+        assert own or "JAX_PLATFORMS" in here, other
+        assert set(own) <= known, other
+    everywhere = {f.name.replace("_", "-") for f in dataclasses.fields(flags.Flags)}
+    assert not everywhere & flags.OF_OTHERS.keys()
 
 
 def test_flags_are_refused_without_the_hook_of_tyro(capsys, monkeypatch):
