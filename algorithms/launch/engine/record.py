@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from algorithms.launch.engine import hosts, programs
@@ -101,7 +102,7 @@ class Record:
         self.were_finite = point.is_finite
         if not broken.size:
             return
-        rewards = self._rewards_in_words(point, states, broken)  # asks all processes
+        causes = self._causes_in_words(point, states, broken)  # asks all processes
         if hosts.is_first():
             who = "a trial is" if broken.size == 1 else f"{broken.size} trials are"
             where = f"from point {point.index} on (step {point.timestep:,})"
@@ -109,25 +110,38 @@ class Record:
             labels = labels_of(self.session.trials, broken)
             left = int(point.is_finite.sum())
             others = ("", "; the other one goes on", f"; the other {left} go on")[min(left, 2)]
-            told = f"{who} not finite {where}: {names} of {labels}{others}{rewards}"
+            told = f"{who} not finite {where}: {names} of {labels}{others}{causes}"
             self.session.view.warn(told)
 
-    def _rewards_in_words(self, point: Point, states: Any, broken: np.ndarray) -> str:
-        """Between which steps rewards of broken trials were not finite; empty if all were."""
+    def _causes_in_words(self, point: Point, states: Any, broken: np.ndarray) -> str:
+        """What of the environment of broken trials was not finite, and when; empty if all was."""
         returns = point.metrics.get("episode_return", np.zeros(len(point.is_finite)))
         ended = point.metrics.get("num_episodes", np.zeros(len(point.is_finite))) > 0
         # Of episodes that ended, and of those that run.
-        wrong = ended & ~np.isfinite(returns.reshape(len(returns), -1)).all(1)
+        rewards = ended & ~np.isfinite(returns.reshape(len(returns), -1)).all(1)
         if hasattr(states, "episodes"):
-            running = self.session.layout.gather(programs.is_finite(states.episodes.running_return))
-            wrong = wrong | ~running
-        if not wrong[broken].any():
-            return ""
+            rewards = rewards | self._not_finite(states.episodes.running_return)
+        replay = getattr(getattr(states, "replay", None), "transitions", None)
+        stats = getattr(states.policy, "obs_stats", None)
+        seen = [stats, *(getattr(x, "observation", None) for x in (states, replay))]
+        observations = self._not_finite(seen)
         before = int(self.rows[-1]["timestep"].max()) if self.rows else 0
-        return (
-            f"; a reward between steps {before:,} and {point.timestep:,} was not finite: if it is "
-            "the environment's, --env-settings nan_reward=0 replaces and counts such rewards"
-        )
+        when = f"between steps {before:,} and {point.timestep:,} was not finite"
+        told = ""
+        if observations[broken].any():
+            told += f"; an observation {when}: if it is the environment's, mend it there"
+        if rewards[broken].any():
+            told += (
+                f"; a reward {when}: if it is the environment's, --env-settings nan_reward=0 "
+                "replaces and counts such rewards"
+            )
+        return told
+
+    def _not_finite(self, tree: Any) -> np.ndarray:
+        """Of which trials something in a tree on the devices is not finite, (num_trials,)."""
+        if not jax.tree.leaves(tree):
+            return np.zeros(self.session.trials.count, bool)
+        return ~self.session.layout.gather(programs.is_finite(tree))
 
     def tell_of_alarms(self, row: Metrics, states: Any) -> None:
         """Warns of what metrics and states say, each kind once in all chunks of a sweep."""
@@ -152,7 +166,8 @@ class Record:
 
 def large_observations(name: str, config: Any, size: float) -> str:
     """Of an environment whose largest observation has this size."""
-    if getattr(config, "normalize_obs", True) or not size > LARGE:  # else it scales by itself
+    scaled = getattr(config, "normalize_obs", True)  # without the field by itself
+    if scaled or not LARGE < size < np.inf:
         return ""
     return (
         f"{name} has observations as large as {size:.3g}, and networks see them as they are: "

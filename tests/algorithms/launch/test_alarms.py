@@ -26,6 +26,7 @@ pytestmark = pytest.mark.usefixtures("quick_pictures")
 @struct.dataclass
 class Params:
     broken: int = 0  # from this step of an episode on a reward is NaN; 0: never
+    blind: int = 0  # at this step of an episode the observation is infinite; 0: never
     max_steps_in_episode: int = 4
 
 
@@ -45,7 +46,8 @@ class Endless(Environment):
     def step_env(self, key, state, action, params):
         state = Time(state.time + 1)
         reward = jnp.where(state.time == params.broken, jnp.nan, 1.0)
-        return jnp.zeros(1), state, reward, jnp.zeros((), bool), {}
+        observation = jnp.where(state.time == params.blind, jnp.inf, jnp.zeros(1))
+        return observation, state, reward, jnp.zeros((), bool), {}
 
     def is_truncated(self, state, params):
         return jnp.zeros((), bool)
@@ -111,7 +113,28 @@ def test_a_later_reward_is_told_of_with_later_steps_and_other_causes_without(cap
     config = TINY.replace(env_settings=settings[1:], num_eval_episodes=0, learning_rate=1e38)
     assert launch.run(ppo, config, save=False).failed
     err = capsys.readouterr().err
-    assert "not finite from point" in err and "a reward" not in err
+    assert "not finite from point" in err and "a reward" not in err and "an obs" not in err
+
+
+@pytest.mark.parametrize("module", [ppo, dqn], ids=["in statistics", "in the buffer"])
+def test_an_observation_that_is_not_finite_is_told_of(capsys, module):
+    """Episodes have 20 steps, which both environments begin together; points have 32."""
+    settings = (("blind", 18), ("max_steps", 20))
+    config = TINY.replace(env_settings=settings, num_eval_episodes=0, normalize_obs=True)
+    if module is dqn:
+        same = ("env", "env_settings", "total_timesteps", "num_envs", "hidden_sizes", "num_evals")
+        same = {name: getattr(config, name) for name in same}
+        config = dqn.Config(
+            **same, learning_starts=4, buffer_size=64, batch_size=8, n_step=1, num_eval_episodes=0
+        )
+    result = launch.run(module, config, save=False)
+    err = capsys.readouterr().err
+    assert result.failed and err.count("an observation between") == 1
+    assert (
+        "; an observation between steps 32 and 64 was not finite: if it is the environment's, "
+        "mend it there\n"
+    ) in err
+    assert "a reward between" not in err
 
 
 def row(**values):
@@ -197,7 +220,7 @@ def test_units_that_training_shows_are_told_of_once(capsys, monkeypatch, env, ch
     launch.run(ppo, RAW.replace(env=env, **changes), save=False)
     err = capsys.readouterr().err
     assert [err.count(text) for text in (SEEN, EARNED)] == [text in told for text in (SEEN, EARNED)]
-    assert err.count("suits it") == len(told)
+    assert err.count("warning: Loud has ") == len(told)
 
 
 def test_algorithms_that_scale_by_themselves_are_not_told_of_units():
