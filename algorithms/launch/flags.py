@@ -281,7 +281,7 @@ def not_taken(word: str, words: list[str], known: list[str]) -> UserError:
     if word.startswith("-"):
         name = word.partition("=")[0]
         plain = name.lstrip("-").replace("_", "-")
-        here = OF_OTHERS.get(plain, "--")
+        here = reading.OF_OTHERS.get(plain, "--")
         if not here.startswith("--") or re.split("[ ,:]", here[2:])[0] in known:
             return UserError(f"unknown flag {name}; here it is {here}")
         meant = [f"--{one}" for one in near(plain, known)]
@@ -300,35 +300,6 @@ def not_taken(word: str, words: list[str], known: list[str]) -> UserError:
 
 # --- words and values ------------------------------------------------------------------------
 
-# Flags of CleanRL, Stable-Baselines3 and others that are alike in no letter, or mean another one
-OF_OTHERS = {
-    "env-id": "--env",
-    "wandb": "--track",
-    "wandb-project-name": "WANDB_PROJECT=... before the command, with --track",
-    "wandb-entity": "WANDB_ENTITY=... before the command, with --track",
-    "capture-video": "--gif end, or --render RUN afterwards",
-    "exp-name": "--run-dir",
-    "logdir": "--run-dir-root",
-    "log-dir": "--run-dir-root",
-    "save-model": "done for each point: --evaluate RUN plays it",
-    "checkpoint": "--resume RUN",
-    "cuda": "JAX_PLATFORMS=cuda or cpu before the command",
-    "device": "JAX_PLATFORMS=cuda or cpu before the command",
-    "clip-coef": "--clip-eps",
-    "clip-range": "--clip-eps",
-    "n-epochs": "--update-epochs",
-    "num-epochs": "--update-epochs",
-    "epochs": "--update-epochs",
-    "batch-size": "--num-minibatches: num_envs * num_steps / batch_size",
-    "n-steps": "--num-steps",
-    "end-e": "--eps-end",
-    "polyak": "--tau, the share that is new",
-    "train-frequency": "--train-every",
-    "train-freq": "--train-every",
-    "gradient-steps": "--updates-per-step",
-    "target-network-frequency": "--target-every, in gradient steps",
-    "target-update-interval": "--target-every, in gradient steps",
-}
 RENAMED = {"--agent": "--trial"}  # the earlier names of flags
 SEVERAL = tyro.conf.FlagConversionOff  # marks the flags that take more than one value
 

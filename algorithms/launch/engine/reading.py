@@ -7,6 +7,35 @@ from typing import Any
 from algorithms.launch.engine.errors import UserError
 
 UNITS = {"K": 3, "M": 6, "B": 9, "G": 9}  # powers of ten; no number has a unit, as in 1M
+# Flags of CleanRL, Stable-Baselines3 and others that are alike in no letter, or mean another one
+OF_OTHERS = {
+    "env-id": "--env",
+    "wandb": "--track",
+    "wandb-project-name": "WANDB_PROJECT=... before the command, with --track",
+    "wandb-entity": "WANDB_ENTITY=... before the command, with --track",
+    "capture-video": "--gif end, or --render RUN afterwards",
+    "exp-name": "--run-dir",
+    "logdir": "--run-dir-root",
+    "log-dir": "--run-dir-root",
+    "save-model": "done for each point: --evaluate RUN plays it",
+    "checkpoint": "--resume RUN",
+    "cuda": "JAX_PLATFORMS=cuda or cpu before the command",
+    "device": "JAX_PLATFORMS=cuda or cpu before the command",
+    "clip-coef": "--clip-eps",
+    "clip-range": "--clip-eps",
+    "n-epochs": "--update-epochs",
+    "num-epochs": "--update-epochs",
+    "epochs": "--update-epochs",
+    "batch-size": "--num-minibatches: num_envs * num_steps / batch_size",
+    "n-steps": "--num-steps",
+    "end-e": "--eps-end",
+    "polyak": "--tau, the share that is new",
+    "train-frequency": "--train-every",
+    "train-freq": "--train-every",
+    "gradient-steps": "--updates-per-step",
+    "target-network-frequency": "--target-every, in gradient steps",
+    "target-update-interval": "--target-every, in gradient steps",
+}
 
 
 def bool_of(word: str) -> bool:

@@ -359,12 +359,12 @@ def test_flags_of_other_libraries_are_named_as_this_kit_has_them():
     configs = [importlib.import_module(f"algorithms.{name}").Config for name in ALGORITHMS]
     names = {f.name for kind in (*configs, flags.Flags) for f in dataclasses.fields(kind)}
     known = {name.replace("_", "-") for name in names} | {"render", "evaluate"}
-    for other, here in flags.OF_OTHERS.items():
+    for other, here in reading.OF_OTHERS.items():
         own = re.findall(r"--([a-z-]+)", here)
         assert own or "JAX_PLATFORMS" in here, other
         assert set(own) <= known, other
     everywhere = {f.name.replace("_", "-") for f in dataclasses.fields(flags.Flags)}
-    assert not everywhere & flags.OF_OTHERS.keys()
+    assert not everywhere & reading.OF_OTHERS.keys()
 
 
 def test_flags_are_refused_without_the_hook_of_tyro(capsys, monkeypatch):
