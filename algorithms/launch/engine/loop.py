@@ -24,6 +24,7 @@ from algorithms.launch.engine.brief import brief
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.interrupts import Interrupt
 from algorithms.launch.engine.locks import locked
+from algorithms.launch.engine.metrics import Learnless
 from algorithms.launch.engine.options import Options
 from algorithms.launch.engine.outputs import DRAW_SECONDS, Hooks
 from algorithms.launch.engine.record import Losses
@@ -106,6 +107,7 @@ class Standing:
         self.losses = Losses(self.view.warn)
         self.ends: dict[int, tuple[Chunk, int, Result]] = {}  # of the trials of the last stages
         self.came = results.Came({}, {})
+        self.learnless = Learnless()
         self.retests = 0  # chunks of the retest that have come to their end
         self.unsaved: list[str] = []
         self.work = stages.work(chunks)
@@ -134,6 +136,7 @@ class Standing:
             reached=_reached(chunk, result),
         )
         self.came.add(part)
+        self.learnless.add(result.metrics)
         # The next rung goes on from the files, where there are any.
         kept = result if rung.keep and not chunk.run_dir else result._replace(state=None)
         self.ends |= {trial: (chunk, place, kept) for place, trial in enumerate(chunk.numbers)}
@@ -193,6 +196,9 @@ def train_sweep(stages: Stages, chunks: list[Chunk], options: Options, hooks: Ho
             stopped = _train_stage(standing, stage, mine, options, hooks, interrupt)
             if stopped:
                 break
+        told = standing.learnless.in_words(every=True, begun=bool(options.init))
+        if told and not stopped and hosts.is_first():
+            standing.view.warn(told)
         swept = _swept(standing, stopped, go)
     return swept._replace(stopped=interrupt.heard() or swept.stopped)
 

@@ -61,6 +61,44 @@ def same_returns(curves: Metrics) -> np.ndarray:
     return np.asarray((several & np.isclose(low, high, rtol=1e-6)).all(1))
 
 
+class Learnless:
+    """Trials that had nothing to learn from, of all curves so far."""
+
+    def __init__(self) -> None:
+        self.empty: list[bool] = []  # of trials: without data for a loss
+        self.same: list[bool] = []  # of trials: with a training return that stays
+        self.stays = np.nan  # such a return
+
+    def add(self, curves: Metrics) -> None:
+        same = same_returns(curves)
+        self.empty += [*without_losses(curves)]
+        self.same += [*same]
+        if same.any():
+            self.stays = np.nanmax(curves["episode_return"][same][0])
+
+    def in_words(self, every: bool = False, begun: bool = False) -> str:
+        """A sentence, if there are such trials.
+
+        Args:
+          every: if all are.
+          begun: they began at a policy. If it was a good one, returns may well stay.
+        """
+        enough = all if every else any
+        if self.empty and enough(self.empty):
+            return (
+                f"{sum(self.empty)} of {len(self.empty)} trials learned nothing: no point has data "
+                "for a loss, as while a buffer fills; a longer run or a smaller buffer would do"
+            )
+        if self.same and enough(self.same) and not begun:
+            return (
+                f"{sum(self.same)} of {len(self.same)} trials had the same training return at all "
+                f"points, as {self.stays:.5g}: no episode earned more than another, so there was "
+                "nothing to learn from; more exploration, longer episodes or another reward would "
+                "do"
+            )
+        return ""
+
+
 def stack(rows: Iterable[Metrics]) -> Metrics:
     """Rows of points as curves, of the metrics that all of them have."""
     rows = list(rows)

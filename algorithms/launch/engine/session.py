@@ -14,13 +14,12 @@ from algorithms.launch.engine.brief import brief
 from algorithms.launch.engine.errors import UserError, warn
 from algorithms.launch.engine.interrupts import Interrupt, Stop, in_background
 from algorithms.launch.engine.metrics import (
+    Learnless,
     Metrics,
     infinite_losses,
     mean_returns,
-    same_returns,
     stack,
     with_nan,
-    without_losses,
 )
 from algorithms.launch.engine.options import Options, describe
 from algorithms.launch.engine.outputs import Hooks
@@ -155,26 +154,12 @@ class Session:
         if not self.in_sweep:
             broken, unsaved = ~result.is_finite, bool(result.unsaved)
             self.view.close(point, result.metrics, result.run_dir, broken, unsaved)
-            if point == self.num_points and hosts.is_first():
-                self._tell_of_nothing(result.metrics)
+            learnless = Learnless()
+            learnless.add(result.metrics)
+            text = learnless.in_words(begun=bool(self.options.init))
+            if text and point == self.num_points and hosts.is_first():
+                warn(text)
         return result
-
-    def _tell_of_nothing(self, curves: Metrics) -> None:
-        """Warns of trials that had no data, or only one return."""
-        count, idle = self.trials.count, int(without_losses(curves).sum())
-        same = same_returns(curves)
-        if idle:
-            warn(
-                f"{idle} of {count} trials learned nothing: no point has data for a loss, as while "
-                "a buffer fills; a longer run or a smaller buffer would do"
-            )
-        elif same.any() and not self.options.init:  # a good policy's returns may well be the same
-            value = np.nanmax(curves["episode_return"][same][0])
-            warn(
-                f"{same.sum()} of {count} trials had the same training return at all points, as "
-                f"{value:.5g}: no episode earned more than another, so there was nothing to learn "
-                "from; more exploration, longer episodes or another reward would do"
-            )
 
     def _announce(self) -> None:
         start, run_dir = self.chunk.start, self.chunk.run_dir

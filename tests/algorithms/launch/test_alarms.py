@@ -220,7 +220,7 @@ def test_units_that_training_shows_are_told_of_once(capsys, monkeypatch, env, ch
     launch.run(ppo, RAW.replace(env=env, **changes), save=False)
     err = capsys.readouterr().err
     assert [err.count(text) for text in (SEEN, EARNED)] == [text in told for text in (SEEN, EARNED)]
-    assert err.count("warning: Loud has ") == len(told)
+    assert err.count(" as large as ") + err.count(" a step, and ") == len(told)
 
 
 def test_algorithms_that_scale_by_themselves_are_not_told_of_units():
@@ -271,6 +271,36 @@ def test_a_run_whose_episodes_are_all_alike_says_so(capsys, tmp_path, vmapped_ke
     assert "nothing to learn" not in capsys.readouterr().err
     launch.run(ppo, config.replace(num_evals=2), num_seeds=2, save=False)
     assert "nothing to learn" not in capsys.readouterr().err
+
+
+def test_a_sweep_says_so_if_it_holds_for_all_trials(capsys):
+    config = RAW.replace(num_eval_episodes=0, env="CartPole-v1")
+    limits = lambda *steps: {"env_settings": [(("max_steps", x),) for x in steps]}
+    told = "warning: 2 of 2 trials had the same training return at all points, as 3: no episode"
+    launch.sweep(ppo, config, limits(4, 3), save=False)
+    assert capsys.readouterr().err.count(told) == 1
+    launch.sweep(ppo, config, limits(4, 500), save=False)
+    assert "nothing to learn" not in capsys.readouterr().err
+
+
+def test_trials_with_nothing_to_learn_from_are_summed_up_over_chunks():
+    nan, times = np.nan, {"timestep": np.ones((1, 3))}
+    empty = times | {"loss": np.full((1, 3), nan), "episode_return": np.array([[nan, 1, 2]])}
+    same = times | {"loss": np.zeros((1, 3)), "episode_return": np.full((1, 3), -2.5)}
+    of = lambda *curves, **how: _added(*curves).in_words(**how)
+    assert of() == of(every=True) == of({}) == ""
+    assert of(empty, same).startswith("1 of 2 trials learned nothing: no point has data for a loss")
+    assert of(empty, same, every=True) == of(same, begun=True) == ""
+    assert of(empty, empty, every=True).startswith("2 of 2 trials learned nothing")
+    assert of(same, every=True).startswith("1 of 1 trials had the same training return at all poi")
+    assert ", as -2.5: " in of(same, same | {"loss": np.ones((1, 3))})
+
+
+def _added(*curves):
+    learnless = metrics.Learnless()
+    for one in curves:
+        learnless.add(one)
+    return learnless
 
 
 def test_the_command_line_shows_warnings_of_environments_as_its_own(capsys):

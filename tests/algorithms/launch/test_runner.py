@@ -437,8 +437,9 @@ def test_a_run_that_learned_nothing_says_so(tmp_path, capsys, monkeypatch):
     config = CONFIG.replace(num_evals=1)
     launch.run(toy, config, save=False)
     assert "learned nothing" not in capsys.readouterr().err
-    empty = lambda curves: metrics.without_losses({"loss": np.nan * curves["loss"]})
-    monkeypatch.setattr(session, "without_losses", empty)
+    of = metrics.without_losses
+    empty = lambda curves: of({"loss": np.nan * curves["loss"]})
+    monkeypatch.setattr(metrics, "without_losses", empty)
     launch.run(toy, config, save=False)
     assert "warning: 1 of 1 trials learned nothing" in capsys.readouterr().err
 
