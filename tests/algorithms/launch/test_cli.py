@@ -267,6 +267,7 @@ REFUSED = [
     ("--num-envs x", "--num-envs: 'x' is not a number"),
     ("--num-envs inf", "--num-envs"),
     ("--learning-rate x", "--learning-rate: 'x' is not a number"),
+    ("--learning-rate 1-3", "'1-3' is not a number\n"),
     ("--learning-rate 1e-3,.1", "'1e-3,.1' is not a number: several values stand apart, 1e-3 .1"),
     ("--learning-rate nan", "learning_rate=nan: give a number in [0, inf)"),
     ("--hidden-sizes 3,a", "--hidden-sizes: 'a' is not a number"),
