@@ -7,7 +7,7 @@ and of its adapters have tests.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,8 +45,8 @@ def check_behaviour(env: Any, env_params: Any) -> None:
     Raises:
       ValueError: a discrete observation outside its space, which would be seen as zeros.
 
-    Warns of a step that counts its time limit as an end of the task, and of functions that depend
-    on more than their arguments.
+    Warns of a step that counts its time limit as an end of the task, of functions that depend on
+    more than their arguments, and of what they do with keys.
     """
     from envs.gymnax import Gymnax  # late: it takes seconds to import
 
@@ -57,13 +57,8 @@ def check_behaviour(env: Any, env_params: Any) -> None:
         return
     shapes = tuple((np.shape(x), jnp.result_type(x)) for x in leaves)
     chain = (*map(type, _chain(env)), id(part_of_user(env)))
-    # Values are needed, also inside a trace. The user's code may use a key twice or have NaNs.
-    with (
-        jax.ensure_compile_time_eval(),
-        jax.debug_key_reuse(False),
-        jax.debug_nans(False),
-        jax.transfer_guard("allow"),
-    ):
+    # The user's code may use a key twice or have NaNs.
+    with jax.debug_key_reuse(False), jax.debug_nans(False), jax.transfer_guard("allow"):
         _check(_Asked(chain, (structure, shapes), env, env_params))
 
 
@@ -90,14 +85,29 @@ def _chain(env: Any) -> list[Any]:
 @functools.lru_cache(maxsize=64)
 def _check(asked: _Asked) -> None:
     env, params = asked.env, asked.params
-    check_discrete(env, params)
-    if name := impure(env, params):
-        warn(
-            f"{name} of {env.name} differs each time it is traced: random numbers of NumPy or "
-            "Python, a clock, or an attribute that counts is one constant while it trains; draw "
-            "with the key, and keep what changes in the state"
-        )
-    if done_includes_limit(env, params):
+    with jax.ensure_compile_time_eval():  # values are needed, also inside a trace
+        check_discrete(env, params)
+        has_old_flag = done_includes_limit(env, params)
+    for traced in functions(env, params):
+        whose = f"{traced.name} of {env.name}"
+        one, other = traced.program(), traced.program()
+        if is_impure(one, other):
+            warn(
+                f"{whose} differs each time it is traced: random numbers of NumPy or Python, a "
+                "clock, or an attribute that counts is one constant while it trains; draw with the "
+                "key, and keep what changes in the state"
+            )
+        if uses_a_key_twice(traced):
+            warn(
+                f"{whose} uses a key twice, so that draws repeat or depend on one another: "
+                "jax.random.split makes several of one"
+            )
+        if has_its_own_key(one):
+            warn(
+                f"{whose} draws with a key of its own, which is the same in all episodes and "
+                "environments, and leaves the one that it is given: draw with that one"
+            )
+    if has_old_flag:
         name, limit = env.name, limit_name(env)
         warn(
             f"step_env of {name} sets its flag where {limit} is reached, so values there are 0 as "
@@ -185,25 +195,33 @@ def _is_key(x: Any) -> bool:
 _MARK = object()
 
 
-# --- pure functions ---------------------------------------------------------------------------
+# --- pure functions, and their keys -----------------------------------------------------------
 
 
-def impure(env: Any, params: Any) -> str:
-    """Which of `reset_env` and `step_env` is another program in a second trace; "" if none is."""
-    key = jax.random.key(0)
+class Traced(NamedTuple):
+    """`reset_env` or `step_env`, with abstract arguments. The first of them is a key."""
 
-    def step(state, params):
-        return env.step_env(key, state, _action(env, key, state, params), params)
+    name: str
+    function: Callable[..., Any]
+    given: tuple[Any, ...]
 
-    if _changes(lambda params: env.reset_env(key, params), params):
-        return "reset_env"
+    def program(self) -> Any:
+        """Of a new trace."""
+        return jax.make_jaxpr(lambda *given: self.function(*given))(*self.given)
+
+
+def functions(env: Any, params: Any) -> list[Traced]:
+    key = jax.eval_shape(jax.random.key, 0)
     state = jax.eval_shape(env.reset_env, key, params)[1]
-    return "step_env" if _changes(step, state, params) else ""
+    action = jax.eval_shape(functools.partial(_action, env), key, state, params)
+    return [
+        Traced("reset_env", env.reset_env, (key, params)),
+        Traced("step_env", env.step_env, (key, state, action, params)),
+    ]
 
 
-def _changes(function: Callable[..., Any], *given: Any) -> bool:
+def is_impure(one: Any, other: Any) -> bool:
     """Whether a second trace gives another program, or other constants in it."""
-    one, other = (jax.make_jaxpr(lambda *given: function(*given))(*given) for _ in range(2))
     return str(one.jaxpr) != str(other.jaxpr) or not all(map(_equal, one.consts, other.consts))
 
 
@@ -211,6 +229,22 @@ def _equal(one: Any, other: Any) -> bool:
     if _is_key(one):
         one, other = jax.random.key_data(one), jax.random.key_data(other)
     return np.array_equal(one, other, equal_nan=jnp.issubdtype(jnp.result_type(one), jnp.inexact))
+
+
+def uses_a_key_twice(traced: Traced) -> bool:
+    """Whether jax's checker of keys finds fault with it."""
+    with jax.debug_key_reuse(True):
+        try:
+            jax.eval_shape(jax.jit(lambda *given: traced.function(*given)), *traced.given)
+        except jax.errors.KeyReuseError:
+            return True
+    return False
+
+
+def has_its_own_key(program: Any) -> bool:
+    """Whether a program draws, but not from its first input: from a key that it makes or has."""
+    used = partial_eval.dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))[1][0]
+    return not used and (any(map(_is_key, program.consts)) or "random_seed" in str(program.jaxpr))
 
 
 # --- discrete observations --------------------------------------------------------------------

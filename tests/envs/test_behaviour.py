@@ -461,12 +461,105 @@ IMPURE = (
 )
 
 
+def alone(env):
+    """The functions of an environment that differ each time."""
+    traced = behaviour.functions(*envs.make(env))
+    return [one.name for one in traced if behaviour.is_impure(one.program(), one.program())]
+
+
 @pytest.mark.parametrize(
     "env, name",
     [(Starts(), "reset_env"), (Noisy(), "step_env"), (Counting(), "step_env"), (Pure(), None)],
     ids=lambda x: getattr(x, "name", ""),
 )
 def test_functions_that_differ_each_time_they_are_traced_are_told_of(env, name):
-    expected = [IMPURE.format(name, env.name)] if name else []
+    assert alone(env) == [name] * bool(name)
+    expected = [IMPURE.format(name, env.name)] if name else [OWN_KEY.format("step_env", "Pure")]
     assert told(envs.check_interface, *envs.make(env)) == expected
-    assert behaviour.impure(*envs.make(env)) == (name or "")
+
+
+# --- keys -------------------------------------------------------------------------------------
+
+OWN_KEY = (
+    "{} of {} draws with a key of its own, which is the same in all episodes and environments, and "
+    "leaves the one that it is given: draw with that one"
+)
+TWICE = (
+    "{} of {} uses a key twice, so that draws repeat or depend on one another: jax.random.split "
+    "makes several of one"
+)
+
+
+class Drawn(New):
+    """Draws in both functions, with what `keys` makes of the key."""
+
+    def __init__(self, reset=None, step=None):
+        self.reset_keys, self.step_keys = reset, step
+
+    def reset_env(self, key, params):
+        observation, state = super().reset_env(key, params)
+        return observation + self.draw(self.reset_keys, key), state
+
+    def step_env(self, key, state, action, params):
+        observation, *rest = super().step_env(key, state, action, params)
+        return observation + self.draw(self.step_keys, key), *rest
+
+    def draw(self, keys, key):
+        return sum(jax.random.uniform(k) for k in keys(key)) if keys else 0.0
+
+
+class Masked(Drawn):
+    def action_mask(self, state, params):
+        return jnp.ones(2, bool)
+
+
+def made(key):
+    return [jax.random.key(0)]
+
+
+def made_of_old_kind(key):
+    return [jax.random.PRNGKey(7)]
+
+
+def split(key):
+    return jax.random.split(key, 3)
+
+
+def twice(key):
+    return [key, key]
+
+
+def after_a_split(key):
+    return [jax.random.split(key)[0], key]
+
+
+def both(key):
+    return [key, jax.random.key(0)]
+
+
+@pytest.mark.parametrize("kind", [Drawn, Masked])
+@pytest.mark.parametrize(
+    "reset, step, expected",
+    [
+        (None, None, []),
+        (split, split, []),
+        (both, split, []),  # a fixed layout, and what varies
+        (made, None, [("reset_env", OWN_KEY)]),
+        (split, made_of_old_kind, [("step_env", OWN_KEY)]),
+        (twice, split, [("reset_env", TWICE)]),
+        (None, after_a_split, [("step_env", TWICE)]),
+        (made, twice, [("reset_env", OWN_KEY), ("step_env", TWICE)]),
+    ],
+)
+def test_keys_are_to_be_used_once_and_not_others(kind, reset, step, expected):
+    expected = [sentence.format(name, kind.__name__) for name, sentence in expected]
+    assert told(envs.check_interface, *envs.make(kind(reset, step))) == expected
+
+
+@pytest.mark.parametrize("name", [n for n in gymnax.registered_envs if n != "MNISTBandit-bsuite"])
+def test_the_functions_of_gymnax_are_pure_and_use_keys_once(name):
+    """They are not asked, but would pass."""
+    for traced in behaviour.functions(*envs.make(name)):
+        one = traced.program()
+        assert not behaviour.is_impure(one, traced.program())
+        assert not behaviour.uses_a_key_twice(traced) and not behaviour.has_its_own_key(one)
