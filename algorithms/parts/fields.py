@@ -40,7 +40,7 @@ def check_kind(config: Any, kind: type | None) -> None:
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         raise ValueError(f"config is {config!r}: give {wanted}(...), with its settings as keywords")
     names = [field.name for field in dataclasses.fields(kind)] if kind else []
-    lacks = [name for name in names if not hasattr(config, name)]
+    lacks = [name for name in names if name not in vars(config)]  # which reads none of them
     if lacks:
         given = f"{type(config).__module__}.{type(config).__qualname__}"
         raise ValueError(f"config is of {given}, without {lacks[0]}: give {wanted}(...)")
