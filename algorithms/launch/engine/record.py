@@ -117,6 +117,7 @@ class Record:
         """What of the environment of broken trials was not finite, and when; empty if all was."""
         returns = point.metrics.get("episode_return", np.zeros(len(point.is_finite)))
         ended = point.metrics.get("num_episodes", np.zeros(len(point.is_finite))) > 0
+        states = getattr(states, "members", states)  # of a population
         # Of episodes that ended, and of those that run.
         rewards = ended & ~np.isfinite(returns.reshape(len(returns), -1)).all(1)
         if hasattr(states, "episodes"):
@@ -156,6 +157,7 @@ class Record:
         env, config = trainer.env, trainer.config
         if not of_user(env):
             return
+        states = getattr(states, "members", states)  # of a population
         seen = getattr(states, "observation", np.zeros((), np.uint8))
         bounds = bounds_of(env.observation_space(trainer.host_params))
         if seen.dtype != np.uint8 and bounds.max(initial=0.0) <= LARGE:  # bytes are divided by 255

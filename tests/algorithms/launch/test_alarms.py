@@ -223,6 +223,14 @@ def test_units_that_training_shows_are_told_of_once(capsys, monkeypatch, env, ch
     assert err.count(" as large as ") + err.count(" a step, and ") == len(told)
 
 
+def test_units_that_a_population_meets_are_told_of(capsys, vmapped_keys):
+    config = RAW.replace(env=Loud(1010.0, -300.0), num_evals=2)
+    ranges = {"learning_rate": launch.LogUniform(1e-4, 1e-3)}
+    launch.pbt(ppo, config, ranges, members=2, rounds=2, save=False)
+    err = capsys.readouterr().err
+    assert err.count(SEEN) == err.count(EARNED) == 1
+
+
 def test_algorithms_that_scale_by_themselves_are_not_told_of_units():
     earned = row(episode_return=[[1e3, 5.0], [np.nan, np.nan]], episode_length=[10.0, np.nan])
     assert record.large_observations("Its", dreamer.Config(), 1e6) == ""
