@@ -54,7 +54,7 @@ def same_returns(curves: Metrics) -> np.ndarray:
     if "episode_return" not in curves:
         return np.zeros(0, bool)
     returns = curves["episode_return"].reshape(*curves["timestep"].shape, -1)
-    there = np.isfinite(returns)  # all players at once
+    there = np.isfinite(returns)
     low = returns.min(1, where=there, initial=np.inf)
     high = returns.max(1, where=there, initial=-np.inf)
     several = there.sum(1) >= SEVERAL
@@ -92,9 +92,9 @@ class Learnless:
         if self.same and enough(self.same) and not begun:
             return (
                 f"{sum(self.same)} of {len(self.same)} trials had the same training return at all "
-                f"points, as {self.stays:.5g}: no episode earned more than another, so there was "
-                "nothing to learn from; more exploration, longer episodes or another reward would "
-                "do"
+                f"points, {self.stays:.5g} for example: no episode earned more than another, so "
+                "there was nothing to learn from; more exploration, longer episodes or another "
+                "reward would do"
             )
         return ""
 

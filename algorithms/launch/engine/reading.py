@@ -7,7 +7,7 @@ from typing import Any
 from algorithms.launch.engine.errors import UserError
 
 UNITS = {"K": 3, "M": 6, "B": 9, "G": 9}  # powers of ten; no number has a unit, as in 1M
-# Flags of CleanRL, Stable-Baselines3 and others that are alike in no letter, or mean another one
+# Flags of CleanRL, Stable-Baselines3 and others that have another name here
 OF_OTHERS = {
     "env-id": "--env",
     "wandb": "--track",

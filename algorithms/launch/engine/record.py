@@ -162,7 +162,10 @@ class Record:
         bounds = bounds_of(env.observation_space(trainer.host_params))
         if seen.dtype != np.uint8 and bounds.max(initial=0.0) <= LARGE:  # bytes are divided by 255
             sizes = self.session.layout.gather(programs.largest(seen))
-            yield "observations", large_observations(env.name, config, float(sizes.max()))
+            yield (
+                "observations",
+                large_observations(env.name, config, float(np.nanmax(sizes, initial=0.0))),
+            )
         yield "rewards", large_rewards(env.name, config, row)
 
 

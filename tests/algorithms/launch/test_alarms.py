@@ -269,9 +269,9 @@ def test_returns_that_stay_are_told_apart_from_others():
 def test_a_run_whose_episodes_are_all_alike_says_so(capsys, tmp_path, vmapped_keys):
     config = RAW.replace(env=Loud(), num_eval_episodes=0)
     told = (
-        "warning: 2 of 2 trials had the same training return at all points, as 4: no episode "
-        "earned more than another, so there was nothing to learn from; more exploration, longer "
-        "episodes or another reward would do\n"
+        "warning: 2 of 2 trials had the same training return at all points, 4 for example: no "
+        "episode earned more than another, so there was nothing to learn from; more exploration, "
+        "longer episodes or another reward would do\n"
     )
     launch.run(ppo, config, num_seeds=2, run_dir=tmp_path / "run")
     assert capsys.readouterr().err.endswith(told)
@@ -284,7 +284,7 @@ def test_a_run_whose_episodes_are_all_alike_says_so(capsys, tmp_path, vmapped_ke
 def test_a_sweep_says_so_if_it_holds_for_all_trials(capsys):
     config = RAW.replace(num_eval_episodes=0, env="CartPole-v1")
     limits = lambda *steps: {"env_settings": [(("max_steps", x),) for x in steps]}
-    told = "warning: 2 of 2 trials had the same training return at all points, as 3: no episode"
+    told = "warning: 2 of 2 trials had the same training return at all points, 3 for example: no ep"
     launch.sweep(ppo, config, limits(4, 3), save=False)
     assert capsys.readouterr().err.count(told) == 1
     launch.sweep(ppo, config, limits(4, 500), save=False)
@@ -301,7 +301,7 @@ def test_trials_with_nothing_to_learn_from_are_summed_up_over_chunks():
     assert of(empty, same, every=True) == of(same, begun=True) == ""
     assert of(empty, empty, every=True).startswith("2 of 2 trials learned nothing")
     assert of(same, every=True).startswith("1 of 1 trials had the same training return at all poi")
-    assert ", as -2.5: " in of(same, same | {"loss": np.ones((1, 3))})
+    assert ", -2.5 for example: " in of(same, same | {"loss": np.ones((1, 3))})
 
 
 def _added(*curves):
