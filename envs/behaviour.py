@@ -90,14 +90,14 @@ def _check(asked: _Asked) -> None:
         has_old_flag = done_includes_limit(env, params)
     for traced in functions(env, params):
         whose = f"{traced.name} of {env.name}"
-        one, other = traced.program(), traced.program()
+        one, other, uses_a_key_twice = traced.programs()
         if is_impure(one, other):
             warn(
                 f"{whose} differs each time it is traced: random numbers of NumPy or Python, a "
                 "clock, or an attribute that counts is one constant while it trains; draw with the "
                 "key, and keep what changes in the state"
             )
-        if uses_a_key_twice(traced):
+        if uses_a_key_twice:
             warn(
                 f"{whose} uses a key twice, so that draws repeat or depend on one another: "
                 "jax.random.split makes several of one"
@@ -205,9 +205,17 @@ class Traced(NamedTuple):
     function: Callable[..., Any]
     given: tuple[Any, ...]
 
-    def program(self) -> Any:
-        """Of a new trace."""
-        return jax.make_jaxpr(lambda *given: self.function(*given))(*self.given)
+    def programs(self) -> tuple[Any, Any, bool]:
+        """Of two new traces, and whether jax's checker of keys finds fault with the function."""
+        try:
+            with jax.debug_key_reuse(True):
+                return *self._traces(), False
+        except jax.errors.KeyReuseError:
+            return *self._traces(), True
+
+    def _traces(self) -> list[Any]:
+        new = lambda: jax.jit(lambda *given: self.function(*given))  # jit traces one once
+        return [new().trace(*self.given).jaxpr for _ in range(2)]
 
 
 def functions(env: Any, params: Any) -> list[Traced]:
@@ -229,16 +237,6 @@ def _equal(one: Any, other: Any) -> bool:
     if _is_key(one):
         one, other = jax.random.key_data(one), jax.random.key_data(other)
     return np.array_equal(one, other, equal_nan=jnp.issubdtype(jnp.result_type(one), jnp.inexact))
-
-
-def uses_a_key_twice(traced: Traced) -> bool:
-    """Whether jax's checker of keys finds fault with it."""
-    with jax.debug_key_reuse(True):
-        try:
-            jax.eval_shape(jax.jit(lambda *given: traced.function(*given)), *traced.given)
-        except jax.errors.KeyReuseError:
-            return True
-    return False
 
 
 def has_its_own_key(program: Any) -> bool:
