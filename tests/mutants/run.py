@@ -174,7 +174,7 @@ def keep(results: Sequence["Result"]) -> None:
             wider = [words for words in result.mutant["tests"] if "::" not in words]
             tests = [shlex.quote(result.killer)] * ("::" in result.killer) + wider
             kept[same(result.mutant)] = result.mutant | {"tests": tests}
-    write(LIST, sorted(kept.values(), key=lambda mutant: mutant["file"]))
+    write(LIST, [*kept.values()])  # new ones at the end
 
 
 # --- running tests ----------------------------------------------------------------------------
