@@ -102,7 +102,7 @@ def _check(asked: _Asked) -> None:
                 f"{whose} uses a key twice, so that draws repeat or depend on one another: "
                 "jax.random.split makes several of one"
             )
-        if has_its_own_key(one):
+        if traced.has_its_own_key(one):
             warn(
                 f"{whose} draws with a key of its own, which is the same in all episodes and "
                 "environments, and leaves the one that it is given: draw with that one"
@@ -209,13 +209,29 @@ class Traced(NamedTuple):
         """Of two new traces, and whether jax's checker of keys finds fault with the function."""
         try:
             with jax.debug_key_reuse(True):
-                return *self._traces(), False
+                return self.trace(), self.trace(), False
         except jax.errors.KeyReuseError:
-            return *self._traces(), True
+            return self.trace(), self.trace(), True
 
-    def _traces(self) -> list[Any]:
-        new = lambda: jax.jit(lambda *given: self.function(*given))  # jit traces one once
-        return [new().trace(*self.given).jaxpr for _ in range(2)]
+    def trace(self) -> Any:
+        """A program; a function of its own, because jit traces one once."""
+        return jax.jit(lambda *given: self.function(*given)).trace(*self.given).jaxpr
+
+    def has_its_own_key(self, program: Any) -> bool:
+        """Whether its program draws, but not from its key: from one that it makes or has.
+
+        A key that is made of its parameters, as those of a level, is none of its own.
+        """
+        used = partial_eval.dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))[1][0]
+        seeds = lambda program: str(program.jaxpr).count("random_seed")
+        if used:
+            return False
+        if any(map(_is_key, program.consts)):
+            return True
+        if seeds(program) == 0:  # which saves a trace
+            return False
+        with jax.ensure_compile_time_eval():  # without what depends on no argument
+            return seeds(program) > seeds(self.trace())
 
 
 def functions(env: Any, params: Any) -> list[Traced]:
@@ -237,12 +253,6 @@ def _equal(one: Any, other: Any) -> bool:
     if _is_key(one):
         one, other = jax.random.key_data(one), jax.random.key_data(other)
     return np.array_equal(one, other, equal_nan=jnp.issubdtype(jnp.result_type(one), jnp.inexact))
-
-
-def has_its_own_key(program: Any) -> bool:
-    """Whether a program draws, but not from its first input: from a key that it makes or has."""
-    used = partial_eval.dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))[1][0]
-    return not used and (any(map(_is_key, program.consts)) or "random_seed" in str(program.jaxpr))
 
 
 # --- discrete observations --------------------------------------------------------------------

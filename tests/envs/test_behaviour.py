@@ -556,10 +556,28 @@ def test_keys_are_to_be_used_once_and_not_others(kind, reset, step, expected):
     assert told(envs.check_interface, *envs.make(kind(reset, step))) == expected
 
 
+class Levels(New):
+    """Its level is drawn from a number in the parameters, and `fixed` from a constant."""
+
+    def __init__(self, fixed=False):
+        self.fixed = fixed
+
+    def reset_env(self, key, params):
+        key = jax.random.key(params.task)
+        drawn = jax.random.uniform(jax.random.key(0)) if self.fixed else 0.0
+        return jax.random.uniform(key, (1,)) + drawn, Time(jnp.zeros((), jnp.int32))
+
+
+def test_a_key_that_is_made_of_parameters_is_not_its_own():
+    assert told(envs.check_interface, *envs.make(Levels())) == []
+    expected = [OWN_KEY.format("reset_env", "Levels")]
+    assert told(envs.check_interface, *envs.make(Levels(fixed=True))) == expected
+
+
 @pytest.mark.parametrize("name", [n for n in gymnax.registered_envs if n != "MNISTBandit-bsuite"])
 def test_the_functions_of_gymnax_are_pure_and_use_keys_once(name):
     """They are not asked, but would pass."""
     for traced in behaviour.functions(*envs.make(name)):
         one, other, twice = traced.programs()
         assert not twice and not behaviour.is_impure(one, other)
-        assert not behaviour.has_its_own_key(one)
+        assert not traced.has_its_own_key(one)
