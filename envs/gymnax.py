@@ -171,7 +171,8 @@ class Gymnax(Wrapper):
 def _first_state(env: Gymnax, structure: Any, leaves: tuple, x64: bool) -> Any:
     """Shapes of the inner state after a reset. They are kept: tracing physics can take seconds."""
     key = jax.eval_shape(lambda: jax.random.key(0))
-    return jax.eval_shape(env.env.reset_env, key, jax.tree.unflatten(structure, leaves))[1]
+    with jax.debug_key_reuse(False):  # shapes only
+        return jax.eval_shape(env.env.reset_env, key, jax.tree.unflatten(structure, leaves))[1]
 
 
 def _strong(x: Any, dtype: Any) -> Any:
