@@ -281,8 +281,9 @@ def not_taken(word: str, words: list[str], known: list[str]) -> UserError:
     if word.startswith("-"):
         name = word.partition("=")[0]
         plain = name.lstrip("-").replace("_", "-")
-        here = reading.OF_OTHERS.get(plain, "--")
-        if not here.startswith("--") or re.split("[ ,:]", here[2:])[0] in known:
+        here = reading.OF_OTHERS.get(plain, "")
+        own = re.match("--([a-z-]+)", here)  # which this file may lack
+        if here and (own is None or own[1] in known):
             return UserError(f"unknown flag {name}; here it is {here}")
         meant = [f"--{one}" for one in near(plain, known)]
         hint = f"did you mean {', '.join(meant)}? " * bool(meant)

@@ -205,16 +205,20 @@ def warn_of_scale(config: Any, env: Any, env_params: Any) -> None:
       config: its `normalize_obs` is used; without that field the algorithm scales by itself.
       env, env_params: from `envs.make`, with a Box of observations.
     """
-    space = env.observation_space(env_params)
-    scaled = getattr(config, "normalize_obs", True) or space.dtype == jnp.uint8
-    if scaled or not of_user(env):
+    if not sees_raw(config, env, env_params):
         return
-    size = bounds_of(space).max(initial=0.0)
+    size = bounds_of(env.observation_space(env_params)).max(initial=0.0)
     if size > LARGE:
         warn(
             f"{env.name} has observations between +-{size:g}, and networks see them as they are: "
             "normalize_obs=True suits it"
         )
+
+
+def sees_raw(config: Any, env: Any, env_params: Any) -> bool:
+    """Whether networks see observations of a user's own environment as they are."""
+    scaled = getattr(config, "normalize_obs", True)  # without the field by itself
+    return of_user(env) and not scaled and env.observation_space(env_params).dtype != jnp.uint8
 
 
 def bounds_of(space: Any) -> np.ndarray:

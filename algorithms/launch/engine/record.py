@@ -15,7 +15,7 @@ from algorithms.launch.engine.errors import UserError, warn
 from algorithms.launch.engine.metrics import ALARMS, Metrics
 from algorithms.launch.engine.outputs import Output
 from algorithms.launch.engine.run_dir import RunDir
-from algorithms.parts.checks import LARGE, bounds_of
+from algorithms.parts.checks import LARGE, bounds_of, sees_raw
 from envs.behaviour import of_user
 
 
@@ -62,6 +62,7 @@ class Record:
         known, everyone = self.start.is_finite, np.ones(session.trials.count, bool)
         self.were_finite = everyone if known is None else known
         self.logged: Metrics = {}  # of the last point, as metrics.csv has them
+        self.is_watched = self._may_be_large()
         made = session.hooks.outputs
         self.outputs: list[Output] = [x(self) for x in made if hosts.is_first() or x.everywhere]
 
@@ -152,27 +153,28 @@ class Record:
             self.session.view.warn_once(cause, text)
 
     def _of_units(self, row: Metrics, states: Any) -> Iterator[tuple[object, str]]:
-        """Of a user's own environment: what its bounds, if it has any, did not tell."""
+        """Of a user's own environment."""
         trainer = self.session.trainer
-        env, config = trainer.env, trainer.config
-        if not of_user(env):
-            return
         states = getattr(states, "members", states)  # of a population
-        seen = getattr(states, "observation", np.zeros((), np.uint8))
-        bounds = bounds_of(env.observation_space(trainer.host_params))
-        if seen.dtype != np.uint8 and bounds.max(initial=0.0) <= LARGE:  # bytes are divided by 255
-            sizes = self.session.layout.gather(programs.largest(seen))
-            yield (
-                "observations",
-                large_observations(env.name, config, float(np.nanmax(sizes, initial=0.0))),
-            )
-        yield "rewards", large_rewards(env.name, config, row)
+        if self.is_watched and hasattr(states, "observation"):
+            sizes = self.session.layout.gather(programs.largest(states.observation))
+            size = float(np.nanmax(sizes, initial=0.0))
+            yield "observations", large_observations(trainer.env.name, size)
+        if of_user(trainer.env):
+            yield "rewards", large_rewards(trainer.env.name, trainer.config, row)
+
+    def _may_be_large(self) -> bool:
+        """Whether networks see observations as they are, and no bound has told how large."""
+        trainer = self.session.trainer
+        env, params = trainer.env, trainer.host_params
+        if not sees_raw(trainer.config, env, params):
+            return False
+        return bool(bounds_of(env.observation_space(params)).max(initial=0.0) <= LARGE)
 
 
-def large_observations(name: str, config: Any, size: float) -> str:
+def large_observations(name: str, size: float) -> str:
     """Of an environment whose largest observation has this size."""
-    scaled = getattr(config, "normalize_obs", True)  # without the field by itself
-    if scaled or not LARGE < size < np.inf:
+    if not LARGE < size < np.inf:
         return ""
     return (
         f"{name} has observations as large as {size:.3g}, and networks see them as they are: "

@@ -15,6 +15,7 @@ from algorithms import dqn, dreamer, flashsac, launch, ppo
 from algorithms.launch.engine import metrics, record
 from algorithms.launch.engine.errors import heed_warnings
 from algorithms.launch.tools import evaluation, match, robustness
+from algorithms.parts import checks
 from envs import warn
 from envs.gymnax import Environment, spaces
 from tests.algorithms.launch import toy
@@ -233,9 +234,12 @@ def test_units_that_a_population_meets_are_told_of(capsys, vmapped_keys):
 
 def test_algorithms_that_scale_by_themselves_are_not_told_of_units():
     earned = row(episode_return=[[1e3, 5.0], [np.nan, np.nan]], episode_length=[10.0, np.nan])
-    assert record.large_observations("Its", dreamer.Config(), 1e6) == ""
-    assert record.large_observations("Its", dqn.Config(), np.nan) == ""
-    assert "as large as 1e+06, " in record.large_observations("Its", dqn.Config(), 1e6)
+    env = Loud()
+    assert not checks.sees_raw(dreamer.Config(), env, None)
+    assert not checks.sees_raw(dqn.Config(normalize_obs=True), env, None)
+    assert checks.sees_raw(dqn.Config(), env, None)
+    assert record.large_observations("Its", np.nan) == ""
+    assert "as large as 1e+06, " in record.large_observations("Its", 1e6)
     assert record.large_rewards("Its", dreamer.Config(), earned) == ""
     assert record.large_rewards("Its", flashsac.Config(), earned) == ""
     assert record.large_rewards("Its", dqn.Config(), {}) == ""

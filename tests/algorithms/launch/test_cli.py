@@ -356,7 +356,7 @@ def test_refused_flags(capsys, whole, tmp_path, monkeypatch, words, message):
 
 
 def test_flags_of_other_libraries_are_named_as_this_kit_has_them():
-    """Each one's own is a flag of some file, and no file has the other's."""
+    """By a flag of some file; and none of their names is a flag that all files have."""
     configs = [importlib.import_module(f"algorithms.{name}").Config for name in ALGORITHMS]
     names = {f.name for kind in (*configs, flags.Flags) for f in dataclasses.fields(kind)}
     known = {name.replace("_", "-") for name in names} | {"render", "evaluate"}
