@@ -41,9 +41,8 @@ Implementation details:
     as far, because the authors count each one's own steps.
  12 Target critics follow the parameters alone, and are not projected again. They have running
     moments of their own.
- 13 A transition leads to the observation before any restart (the authors' code has the next
-    episode's where one terminated). A shortened window of `n_step` bootstraps with the discount of
-    its own length.
+ 13 A transition leads to the observation before any restart; the authors' code has the next
+    episode's where one terminated. Shortened windows of `n_step` bootstrap with their own discount.
  14 Before `learning_starts`, actions are uniform over the box.
 """
 
@@ -102,9 +101,7 @@ class Config:
     initial_temperature: float = real(0.01, "(0, inf)")  # initial weight of the entropy
     learn_temperature: bool = static(True)  # keep the entropy at its target
     target_std: float = real(0.15, "(0, inf)")  # standard deviation that has the target entropy
-    min_log_std: float = real(
-        -5.0, "(-inf, max_log_std]"
-    )  # smallest log standard deviation of actions
+    min_log_std: float = real(-5.0, "(-inf, max_log_std]")  # smallest log standard deviation
     max_log_std: float = real(0.0, "(-inf, inf)")  # largest one
     noise_exponent: float = real(2.0, "[0, inf)")  # of the law of the steps that noise is held
     noise_repeat: int = static(16)  # steps that noise is held at most; 1: new noise at each step
@@ -127,31 +124,6 @@ class Config:
 # --- network ----------------------------------------------------------------------------------
 
 
-class BatchNorm(nn.Module):  # details 2 and 4
-    """(x - mean) / sqrt(var + 1e-5) * scale + bias over the batch of x (batch, size), in float32.
-
-    The running variance is unbiased, the one that normalises is not.
-    """
-
-    config: Config
-
-    @nn.compact
-    def __call__(self, x, train):
-        x, size = x.astype(jnp.float32), x.shape[-1:]
-        scale = self.param("scale", nn.initializers.ones, size)
-        bias = self.param("bias", nn.initializers.zeros, size)
-        running_mean = self.variable("moments", "mean", jnp.zeros, size)
-        running_var = self.variable("moments", "var", jnp.ones, size)
-        mean, var = running_mean.value, running_var.value
-        if train:
-            mean = parts.mean_over_shards(x.mean(0))
-            var = parts.mean_over_shards(jnp.square(x - mean).mean(0))
-            share, count = self.config.norm_momentum, parts.sum_over_shards(len(x))
-            running_mean.value += share * (mean - running_mean.value)
-            running_var.value += share * (var * count / (count - 1) - running_var.value)
-        return (x - mean) * (jax.lax.rsqrt(var + 1e-5) * scale) + bias
-
-
 class Torso(nn.Module):  # detail 3
     """Inputs (batch, ...) to features (batch, size)."""
 
@@ -166,7 +138,7 @@ class Torso(nn.Module):  # detail 3
         dense = lambda size: parts.Dense(
             size, use_bias=False, kernel_init=parts.orthogonal(1.0), dtype=c.compute_dtype
         )
-        norm = lambda x: BatchNorm(c)(x, train)
+        norm = lambda x: parts.BatchNorm(c.norm_momentum)(x, train)  # details 2 and 4
         x = parts.Torso((), c.activation, c.conv_layers)(x, *more)
         x = dense(self.size)(norm(x)).astype(jnp.float32)
         for _ in range(self.num_blocks):
@@ -230,19 +202,6 @@ class PolicyState:
     variables: dict[str, Any]  # params, and the running moments of features
 
 
-@struct.dataclass
-class RewardScale:  # detail 6
-    """Statistics of discounted sums of rewards G, by which rewards are scaled."""
-
-    sums: jax.Array  # of the current episodes, (num_envs,)
-    largest: jax.Array  # max |G| so far, ()
-    stats: parts.RunningStatistics  # of G at all steps so far
-
-    @classmethod
-    def create(cls, num_envs):
-        return cls(jnp.zeros(num_envs), jnp.zeros(()), parts.RunningStatistics.create())
-
-
 class Held(NamedTuple):
     """Noise of exploration that is held, by all environments for as long."""
 
@@ -268,7 +227,7 @@ class TrainState:
     log_temperature: jax.Array  # ()
     critic_opt_state: optax.OptState
     policy_opt_state: optax.OptState  # for the actor and the temperature
-    reward_scale: RewardScale
+    reward_scale: parts.ReturnStatistics
     held: Held
     replay: parts.Replay
     env_state: Any  # of `envs.batch`
@@ -297,18 +256,8 @@ class Draws(NamedTuple):
 # --- formulas ---------------------------------------------------------------------------------
 
 
-def add_rewards(old, rewards, done, gamma):  # detail 6
-    """The statistics with the sums G_t = gamma (1 - done_{t-1}) G_{t-1} + r_t of a rollout.
-
-    rewards and done are (num_steps, num_envs).
-    """
-    last, sums = parts.discounted_sums(old.sums, rewards, done, gamma)
-    largest = jnp.maximum(old.largest, parts.max_over_shards(jnp.abs(sums).max()))
-    return RewardScale(sums=last, largest=largest, stats=old.stats.update(sums))
-
-
 def divisor(config, scale):  # detail 6
-    """max(sqrt(Var G + 1e-8), max |G| / v_max), by which rewards are divided, ()."""
+    """max(sqrt(Var G + 1e-8), max |G| / v_max) of discounted sums G: what divides rewards."""
     if not config.normalize_reward:
         return jnp.ones(())
     return jnp.maximum(jnp.sqrt(scale.stats.var + 1e-8), scale.largest / config.v_max)
@@ -319,11 +268,6 @@ def durations(uniform, exponent, longest):  # detail 8
     weights = jnp.arange(1.0, longest + 1.0) ** -exponent
     below = jnp.cumsum(weights)[:-1] / weights.sum()
     return 1 + (uniform[..., None] >= below).sum(-1)
-
-
-def atoms_of(config):
-    """The support, (num_atoms,): from -v_max to v_max in equal steps."""
-    return jnp.linspace(-config.v_max, config.v_max, config.num_atoms)
 
 
 def of_lowest_mean(log_probs, atoms):  # detail 5
@@ -413,7 +357,8 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     uniform = max(waiting, rounds.before(config.learning_starts) + 1)
     environments = envs.batch(env, config.num_envs, rounds.num_steps)
     space = parts.ActionSpace(env.action_space(env_params))
-    size, atoms = space.size, atoms_of(config)
+    size = space.size
+    atoms = jnp.linspace(-config.v_max, config.v_max, config.num_atoms)  # detail 5
     actor, critic = Actor(config, size, seen), Critic(config)
     adam = optax.scale_by_adam(config.adam_b1, config.adam_b2, config.adam_eps)
     optimizer = lambda rate: parts.on_one_vector(optax.chain(adam, optax.scale(-rate)))
@@ -434,7 +379,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             log_temperature=log_temperature,
             critic_opt_state=optimizer(0.0).init(critics["params"]),
             policy_opt_state=optimizer(0.0).init((of_actor["params"], log_temperature)),
-            reward_scale=RewardScale.create(config.num_envs),
+            reward_scale=parts.ReturnStatistics.create(config.num_envs),
             held=Held(noise=action, left=jnp.zeros((), jnp.int32)),
             replay=buffer.create(env, env_params),
             env_state=env_state,
@@ -467,7 +412,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
     def round(state, noise, now):
         """`train_every` steps of every environment, then `updates_per_step` gradient steps."""
         state, rollout = act(state, now.number < uniform, noise)
-        scale = add_rewards(state.reward_scale, rollout.reward, rollout.done, config.gamma)
+        scale = state.reward_scale.update(rollout.reward, rollout.done, config.gamma)  # detail 6
         state = state.replace(replay=buffer.add(state.replay, rollout), reward_scale=scale)
         ready = now.number >= waiting
         learned = (now.number - waiting) / float(rounds.total)
@@ -563,13 +508,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         def improve(old):
             """The gradient step of the actor and the temperature."""
             params = old.policy.variables["params"], old.log_temperature
-            grads, (changed, metrics) = jax.grad(policy_loss, (0, 1), has_aux=True)(
-                *params, state, both, draws.actions[0]
-            )
+            slopes = jax.grad(policy_loss, (0, 1), has_aux=True)
+            grads, (changed, metrics) = slopes(*params, state, both, draws.actions[0])
             grads = parts.mean_over_shards(grads)
-            updates, opt_state = optimizer(config.learning_rate * slow).update(
-                grads, old.policy_opt_state, params
-            )
+            optimize = optimizer(config.learning_rate * slow).update
+            updates, opt_state = optimize(grads, old.policy_opt_state, params)
             of_actor, log_temperature = optax.apply_updates(params, updates)
             return metrics, Delayed(
                 policy=PolicyState(changed | {"params": project(of_actor)}),
@@ -579,15 +522,13 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
         old = Delayed(state.policy, state.log_temperature, state.policy_opt_state)
         no_metrics = dict.fromkeys(("actor_loss", "entropy", "temperature"), jnp.zeros(()))
-        # detail 9
-        of_policy, new = parts.branch(turn, improve, lambda old: (no_metrics, old), old)
+        of_policy, new = parts.branch(turn, improve, lambda old: (no_metrics, old), old)  # detail 9
         state = state.replace(**new._asdict())
 
         target, inputs, moments, beyond = targets(state, window, draws.actions[1], both)
         params = state.critics["params"]
-        (loss, (changed, value)), grads = jax.value_and_grad(critic_loss, has_aux=True)(
-            params, state.critics, inputs, target
-        )
+        slopes = jax.value_and_grad(critic_loss, has_aux=True)
+        (loss, (changed, value)), grads = slopes(params, state.critics, inputs, target)
         grads = parts.mean_over_shards(grads)
         rate = config.learning_rate * cosine(learned, config.final_lr_share)
         updates, opt_state = optimizer(rate).update(grads, state.critic_opt_state, params)

@@ -12,7 +12,7 @@ from algorithms.parts.agents import (
     mask_of_agents,
     unfold,
 )
-from algorithms.parts.blocks import BlockDense, NormedLayers, RMSNorm
+from algorithms.parts.blocks import BatchNorm, BlockDense, NormedLayers, RMSNorm
 from algorithms.parts.boards import Symmetries, symmetries
 from algorithms.parts.capacity import device_capacity
 from algorithms.parts.cells import (
@@ -78,13 +78,12 @@ from algorithms.parts.replay import (
 from algorithms.parts.rounds import Rounds, keep_if
 from algorithms.parts.shards import (
     any_over_shards,
-    max_over_shards,
     mean_over_shards,
     sum_over_shards,
 )
 from algorithms.parts.spaces import ActionSpace, EpsilonNoise, epsilon_noise, flat_draw
 from algorithms.parts.split import Split
-from algorithms.parts.statistics import RewardScale, RunningStatistics, discounted_sums
+from algorithms.parts.statistics import ReturnStatistics, RewardScale, RunningStatistics
 from algorithms.parts.training import (
     Average,
     Last,
@@ -106,6 +105,7 @@ __all__ = [
     "CONV_LAYERS",
     "ActionSpace",
     "Average",
+    "BatchNorm",
     "Bins",
     "BlockDense",
     "Categorical",
@@ -128,6 +128,7 @@ __all__ = [
     "Recurrent",
     "Replay",
     "ReplayBuffer",
+    "ReturnStatistics",
     "RewardScale",
     "Rounds",
     "RunningStatistics",
@@ -161,7 +162,6 @@ __all__ = [
     "clip_by_tensor",
     "cosines",
     "device_capacity",
-    "discounted_sums",
     "earns_after_leaving",
     "epsilon_noise",
     "explained_variance",
@@ -178,7 +178,6 @@ __all__ = [
     "last_step",
     "log_tanh_slope",
     "mask_of_agents",
-    "max_over_shards",
     "mean",
     "mean_over_shards",
     "num_points",

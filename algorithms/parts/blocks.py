@@ -1,4 +1,4 @@
-"""Root mean square norms, dense layers with them, and block-diagonal dense layers."""
+"""Batch norms, root mean square norms, dense layers with these, and block-diagonal ones."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from algorithms.parts import shards
 from algorithms.parts.layers import Convolutions, activation
 from algorithms.parts.products import Dense
 
@@ -28,6 +29,33 @@ class RMSNorm(nn.Module):
         weights = jnp.full(size, 1.0 / size)
         square = jnp.dot(jnp.square(x), weights, precision="highest")[..., None]  # not TF32
         return x * jax.lax.rsqrt(square + self.eps) * scale
+
+
+class BatchNorm(nn.Module):
+    """(x - mean) / sqrt(var + 1e-5) * scale + bias over the batch of x (batch, size), in float32.
+
+    With `train` the moments are the batch's, and the running ones (the collection "moments") move
+    to them by `momentum`. The running variance is unbiased, as PyTorch's; flax's own is not, and
+    knows no shards.
+    """
+
+    momentum: Any
+
+    @nn.compact
+    def __call__(self, x, train):
+        x, size = x.astype(jnp.float32), x.shape[-1:]
+        scale = self.param("scale", nn.initializers.ones, size)
+        bias = self.param("bias", nn.initializers.zeros, size)
+        running_mean = self.variable("moments", "mean", jnp.zeros, size)
+        running_var = self.variable("moments", "var", jnp.ones, size)
+        mean, var = running_mean.value, running_var.value
+        if train:
+            mean = shards.mean_over_shards(x.mean(0))
+            var = shards.mean_over_shards(jnp.square(x - mean).mean(0))
+            share, count = self.momentum, shards.sum_over_shards(len(x))
+            running_mean.value += share * (mean - running_mean.value)
+            running_var.value += share * (var * count / (count - 1) - running_var.value)
+        return (x - mean) * (jax.lax.rsqrt(var + 1e-5) * scale) + bias
 
 
 class NormedLayers(nn.Module):

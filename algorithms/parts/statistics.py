@@ -97,6 +97,25 @@ class RewardScale:
         return RewardScale(discounted, self.stats.update(sums, weights))
 
 
+@struct.dataclass
+class ReturnStatistics:
+    """Discounted sums of rewards G: their statistics, and how large they were."""
+
+    sums: jax.Array  # of the current episodes, (num_envs,)
+    largest: jax.Array  # max |G| so far, ()
+    stats: RunningStatistics  # of G at all steps so far
+
+    @classmethod
+    def create(cls, num_envs: int) -> "ReturnStatistics":
+        return cls(jnp.zeros(num_envs), jnp.zeros(()), RunningStatistics.create())
+
+    def update(self, rewards: jax.Array, done: jax.Array, gamma: Any) -> "ReturnStatistics":
+        """Adds a rollout: rewards and done are (num_steps, num_envs)."""
+        last, sums = discounted_sums(self.sums, rewards, done, gamma)
+        largest = jnp.maximum(self.largest, shards.max_over_shards(jnp.abs(sums).max()))
+        return ReturnStatistics(last, largest, self.stats.update(sums))
+
+
 def discounted_sums(start: jax.Array, rewards: jax.Array, done: jax.Array, gamma: Any) -> Any:
     """The sums to start the next rollout from, (num_envs,), and those of this one, g_t = gamma (1 -
     done_{t-1}) g_{t-1} + r_t, (num_steps, num_envs). `done` includes truncation."""

@@ -42,7 +42,8 @@ def mean_action(config, state, x, size=1):
 
 def lowest_value(config, state, x, action):
     critics = jax.vmap(flashsac.Critic(config).apply, (0, None, None))
-    values = jnp.exp(critics(state.critics, x, action)) @ flashsac.atoms_of(config)
+    atoms = jnp.linspace(-config.v_max, config.v_max, config.num_atoms)
+    values = jnp.exp(critics(state.critics, x, action)) @ atoms
     return values.min(0) * flashsac.divisor(config, state.reward_scale)
 
 
@@ -54,62 +55,8 @@ def random_like(tree, seed=0):
 # --- network ----------------------------------------------------------------------------------
 
 
-def normed(config, x, params, moments, train):
-    variables = {"params": params, "moments": moments}
-    return flashsac.BatchNorm(config).apply(variables, x, train, mutable="moments")
-
-
-@pytest.fixture(scope="module")
-def features():
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(6, 4)) * [0.2, 1.0, 3.0, 1.2] + [0.1, 4.0, -0.3, -5.0]
-    params = {"scale": rng.normal(size=4), "bias": rng.normal(size=4)}
-    moments = {"mean": np.array([0.0, 1.0, -0.5, 2.0]), "var": np.array([1.0, 1.1, 0.2, 2.0])}
-    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), (x, params, moments))
-
-
-def test_frozen_batch_norms_take_the_running_moments(features):
-    x, params, moments = features
-    found, changed = normed(TINY, x, params, moments, False)
-    expected = (x - moments["mean"]) / np.sqrt(moments["var"] + 1e-5)
-    np.testing.assert_allclose(found, expected * params["scale"] + params["bias"], rtol=1e-5)
-    assert not changed or assert_same(changed["moments"], moments) is None
-
-
-def test_batch_norms_in_training_keep_an_unbiased_variance(features):
-    x, params, moments = features
-    found, changed = normed(TINY.replace(norm_momentum=0.1), x, params, moments, True)
-    expected = (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5) * params["scale"] + params["bias"]
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    share = {
-        "mean": 0.9 * moments["mean"] + 0.1 * x.mean(0),
-        "var": 0.9 * moments["var"] + 0.1 * np.var(x, 0, ddof=1),
-    }
-    assert_close(dict(changed["moments"]), share, rtol=1e-5)
-
-
-def test_gradients_go_through_a_batch_s_moments(features):
-    """Finite differences of one feature of one sample."""
-    x, params, moments = features
-    weights = np.random.default_rng(1).normal(size=x.shape)
-    total = lambda shift: weights * normed(TINY, x.at[1, 2].add(shift), params, moments, True)[0]
-    slope = float(jax.grad(lambda shift: total(shift).sum())(0.0))
-    ends = [float(total(shift).sum()) for shift in (-0.05, 0.05)]
-    assert slope == pytest.approx((ends[1] - ends[0]) / 0.1, rel=1e-2)
-    frozen = weights[1, 2] * params["scale"][2] / np.sqrt(x.var(0)[2] + 1e-5)
-    assert slope != pytest.approx(float(frozen), rel=0.1)
-
-
-def test_bfloat16_layers_have_float32_moments_and_outputs(features):
-    """The mean and the variance of bfloat16 numbers are not rounded to bfloat16."""
-    _, params, moments = features
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(64, 4)) + 40.0, jnp.bfloat16)
-    found, changed = normed(TINY.replace(norm_momentum=1.0), x, params, moments, True)
-    exact = np.asarray(x, np.float64)
-    assert found.dtype == jnp.float32
-    np.testing.assert_allclose(changed["moments"]["mean"], exact.mean(0), rtol=1e-5)
-    np.testing.assert_allclose(changed["moments"]["var"], exact.var(0, ddof=1), rtol=1e-3)
-    x, action = jnp.asarray(exact[:, :3], jnp.float32) - 40.0, jnp.asarray(exact[:, 3:] - 40.0)
+def test_a_bfloat16_critic_has_float32_outputs():
+    x, action = jnp.split(jax.random.normal(jax.random.key(0), (64, 4)), [3], 1)
     variables = flashsac.Critic(TINY).init(jax.random.key(0), x, action)
     outputs = [
         flashsac.Critic(TINY.replace(compute_dtype=dtype)).apply(
@@ -277,9 +224,9 @@ def test_rewards_are_scaled_by_the_sums_in_the_order_of_the_steps(kind):
     }[kind]
     done = rng.random((steps, 3)) < 0.1
     config = TINY.replace(v_max=v_max)
-    returns = flashsac.RewardScale.create(3)
+    returns = parts.ReturnStatistics.create(3)
     sums = plain_returns(stream, done, gamma)
-    add = jax.jit(flashsac.add_rewards)
+    add = jax.jit(parts.ReturnStatistics.update)
     for first in range(0, steps, 2):
         rows = slice(first, first + 2)
         returns = add(returns, jnp.asarray(stream[rows]), jnp.asarray(done[rows]), gamma)
