@@ -343,18 +343,8 @@ class Text:
 
     def _decided(self, node: Any) -> dict[str, Any]:
         """The variables of a function that are assigned once, something that is known."""
-        assigned: dict[str, list[Any]] = {}
-        for one in ast.walk(node):
-            if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name):
-                assigned.setdefault(one.targets[0].id, []).append(one.value)
-            elif isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store):
-                assigned.setdefault(one.id, [])
-        for one in ast.walk(node):
-            if isinstance(one, ast.arg):
-                assigned.pop(one.arg, None)
-        known = {n: self.known(values[0]) for n, values in assigned.items() if len(values) == 1}
-        plain = lambda values: isinstance(values[0], ast.Constant)
-        return {n: x for n, x in known.items() if x is not UNKNOWN and not plain(assigned[n])}
+        known = {name: self.known(value) for name, value in assigned_once(node).items()}
+        return {name: x for name, x in known.items() if x is not UNKNOWN}
 
     def _class(self, node: ast.ClassDef) -> Iterator[tuple[int, int, bytes]]:
         for decorator in node.decorator_list:
@@ -604,6 +594,18 @@ def edited(text: bytes, first: int, end: int, edits: Iterable[tuple[int, int, by
         found += [text[place:start], new]
         place = stop
     return b"".join([*found, text[place:end]])
+
+
+@functools.cache  # a copy asks again and again, and nothing takes it longer
+def assigned_once(node: Any) -> dict[str, ast.expr]:
+    """The variables of a function that have one assignment, and its value if it is no constant."""
+    assigned: dict[str, list[ast.expr]] = {}
+    for one in ast.walk(node):
+        if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name):
+            assigned.setdefault(one.targets[0].id, []).append(one.value)
+    given = {one.arg for one in ast.walk(node) if isinstance(one, ast.arg)}
+    once = {name: values[0] for name, values in assigned.items() if len(values) == 1}
+    return {n: x for n, x in once.items() if n not in given and not isinstance(x, ast.Constant)}
 
 
 def parameters(node: ast.stmt | None) -> list[str]:
