@@ -99,6 +99,10 @@ def pytest_configure(config):
         shutil.rmtree(PROGRAMS)
 
 
+def pytest_unconfigure():
+    gc.freeze()  # pytest collects five times at its end, which takes seconds
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """Runs a group in one process. The groups of xdist 3.8 have no effect under pytest 9.2."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import struct
 
-from algorithms import dqn, dreamer, flashsac, launch, ppo
+from algorithms import dqn, dreamer, flashsac, launch, reinforce
 from algorithms.launch.engine import metrics, record
 from algorithms.launch.engine.errors import heed_warnings
 from algorithms.launch.tools import evaluation, match, robustness
@@ -60,13 +60,11 @@ class Endless(Environment):
         return spaces.Box(-1.0, 1.0, (1,))
 
 
-TINY = ppo.Config(
+TINY = reinforce.Config(  # the smallest program
     env=Endless(),
     total_timesteps=96,
     num_envs=2,
     num_steps=8,
-    num_minibatches=1,
-    update_epochs=1,
     hidden_sizes=(4,),
     num_evals=3,
     num_eval_episodes=2,
@@ -79,7 +77,7 @@ CUT = (
 
 
 def test_an_evaluation_that_would_not_end_is_told_of_once_and_in_the_metrics(capsys):
-    result = launch.run(ppo, TINY, save=False)
+    result = launch.run(reinforce, TINY, save=False)
     assert capsys.readouterr().err.count(f"warning: {CUT}\n") == 1
     assert result.metrics["eval_length"].shape == (1, 4, 2)
     np.testing.assert_array_equal(result.metrics["eval_length"], np.full((1, 4, 2), 1008))
@@ -92,7 +90,7 @@ def test_a_reward_that_is_not_finite_is_told_of_with_its_steps(capsys):
     """Updates have 16 steps, points 32. Step 13 of both environments is in the first point."""
     settings = (("broken", 13), ("max_steps", 40))
     config = TINY.replace(env_settings=settings, num_eval_episodes=0)
-    result = launch.run(ppo, config, save=False)
+    result = launch.run(reinforce, config, save=False)
     err = capsys.readouterr().err
     assert result.failed and err.count("a reward between steps") == 1
     assert (
@@ -100,7 +98,7 @@ def test_a_reward_that_is_not_finite_is_told_of_with_its_steps(capsys):
         "--env-settings nan_reward=0 replaces and counts such rewards\n"
     ) in err
     config = config.replace(env_settings=(*settings, ("nan_reward", 0)), total_timesteps=240)
-    result = launch.run(ppo, config, save=False)
+    result = launch.run(reinforce, config, save=False)
     assert not result.failed and "between steps" not in capsys.readouterr().err
     np.testing.assert_array_equal(result.metrics["episode_nan_rewards"][0], [np.nan, 1.0, 1.0, 1.0])
     np.testing.assert_array_equal(result.metrics["episode_return"][0], [np.nan, 39.0, 39.0, 39.0])
@@ -109,15 +107,15 @@ def test_a_reward_that_is_not_finite_is_told_of_with_its_steps(capsys):
 def test_a_later_reward_is_told_of_with_later_steps_and_other_causes_without(capsys):
     settings = (("broken", 29), ("max_steps", 40))  # the second point
     config = TINY.replace(env_settings=settings, num_eval_episodes=0)
-    launch.run(ppo, config, save=False)
+    launch.run(reinforce, config, save=False)
     assert "; a reward between steps 32 and 64 was not finite" in capsys.readouterr().err
     config = TINY.replace(env_settings=settings[1:], num_eval_episodes=0, learning_rate=1e38)
-    assert launch.run(ppo, config, save=False).failed
+    assert launch.run(reinforce, config, save=False).failed
     err = capsys.readouterr().err
     assert "not finite from point" in err and "a reward" not in err and "an obs" not in err
 
 
-@pytest.mark.parametrize("module", [ppo, dqn], ids=["in statistics", "in the buffer"])
+@pytest.mark.parametrize("module", [reinforce, dqn], ids=["in statistics", "in the buffer"])
 def test_an_observation_that_is_not_finite_is_told_of(capsys, module):
     """Episodes have 20 steps, which both environments begin together; points have 32."""
     settings = (("blind", 18), ("max_steps", 20))
@@ -218,7 +216,7 @@ def test_units_that_training_shows_are_told_of_once(capsys, monkeypatch, env, ch
         large = lambda *_: pytest.fail("asked")
         monkeypatch.setattr(record, "large_observations", large)
         monkeypatch.setattr(record, "large_rewards", large)
-    launch.run(ppo, RAW.replace(env=env, **changes), save=False)
+    launch.run(reinforce, RAW.replace(env=env, **changes), save=False)
     err = capsys.readouterr().err
     assert [err.count(text) for text in (SEEN, EARNED)] == [text in told for text in (SEEN, EARNED)]
     assert err.count(" as large as ") + err.count(" a step, and ") == len(told)
@@ -227,7 +225,7 @@ def test_units_that_training_shows_are_told_of_once(capsys, monkeypatch, env, ch
 def test_units_that_a_population_meets_are_told_of(capsys, vmapped_keys):
     config = RAW.replace(env=Loud(1010.0, -300.0), num_evals=2)
     ranges = {"learning_rate": launch.LogUniform(1e-4, 1e-3)}
-    launch.pbt(ppo, config, ranges, members=2, rounds=2, save=False)
+    launch.pbt(reinforce, config, ranges, members=2, rounds=2, save=False)
     err = capsys.readouterr().err
     assert err.count(SEEN) == err.count(EARNED) == 1
 
@@ -270,28 +268,28 @@ def test_returns_that_stay_are_told_apart_from_others():
     assert metrics.same_returns({}).tolist() == []
 
 
-def test_a_run_whose_episodes_are_all_alike_says_so(capsys, tmp_path, vmapped_keys):
-    config = RAW.replace(env=Loud(), num_eval_episodes=0)
+ALIKE = toy.Config(total_timesteps=20, num_evals=3, learning_rate=0.0)
+
+
+def test_a_run_whose_episodes_are_all_alike_says_so(capsys, tmp_path):
     told = (
-        "warning: 2 of 2 trials had the same training return at all points, 4 for example: no "
+        "warning: 2 of 2 trials had the same training return at all points, 0 for example: no "
         "episode earned more than another, so there was nothing to learn from; more exploration, "
         "longer episodes or another reward would do\n"
     )
-    launch.run(ppo, config, num_seeds=2, run_dir=tmp_path / "run")
+    launch.run(toy, ALIKE, num_seeds=2, run_dir=tmp_path / "run")
     assert capsys.readouterr().err.endswith(told)
-    launch.run(ppo, config, save=False, init_from=tmp_path / "run")
-    assert "nothing to learn" not in capsys.readouterr().err
-    launch.run(ppo, config.replace(num_evals=2), num_seeds=2, save=False)
+    launch.run(toy, ALIKE, save=False, init_from=tmp_path / "run")
+    launch.run(toy, ALIKE.replace(num_evals=2), num_seeds=2, save=False)
+    launch.run(toy, ALIKE.replace(learning_rate=0.1), num_seeds=2, save=False)
     assert "nothing to learn" not in capsys.readouterr().err
 
 
 def test_a_sweep_says_so_if_it_holds_for_all_trials(capsys):
-    config = RAW.replace(num_eval_episodes=0, env="CartPole-v1")
-    limits = lambda *steps: {"env_settings": [(("max_steps", x),) for x in steps]}
-    told = "warning: 2 of 2 trials had the same training return at all points, 3 for example: no ep"
-    launch.sweep(ppo, config, limits(4, 3), save=False)
+    told = "warning: 2 of 2 trials had the same training return at all points, 0 for example: no ep"
+    launch.sweep(toy, ALIKE, {"hidden_sizes": [(2,), (3,)]}, save=False)
     assert capsys.readouterr().err.count(told) == 1
-    launch.sweep(ppo, config, limits(4, 500), save=False)
+    launch.sweep(toy, ALIKE, {"learning_rate": [0.0, 0.1]}, save=False)
     assert "nothing to learn" not in capsys.readouterr().err
 
 
