@@ -6,7 +6,8 @@ and of its adapters have tests.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -35,7 +36,7 @@ class _Asked:
 
 
 def check_behaviour(env: Any, env_params: Any) -> None:
-    """Looks at a user's own environment: discrete observations, the time limit, impure functions.
+    """Looks at a user's own environment: discrete observations, the time limit, its functions.
 
     Nothing is played if the parameters are traced.
 
@@ -45,8 +46,9 @@ def check_behaviour(env: Any, env_params: Any) -> None:
     Raises:
       ValueError: a discrete observation outside its space, which would be seen as zeros.
 
-    Warns of a step that counts its time limit as an end of the task, of functions that depend on
-    more than their arguments, and of what they do with keys.
+    Warns of a step that counts its time limit as an end of the task, of actions that nobody is
+    rewarded for, of functions that depend on more than their arguments, and of what they do with
+    keys.
     """
     from envs.gymnax import Gymnax  # late: it takes seconds to import
 
@@ -106,6 +108,11 @@ def _check(asked: _Asked) -> None:
             warn(
                 f"{whose} draws with a key of its own, which is the same in all episodes and "
                 "environments, and leaves the one that it is given: draw with that one"
+            )
+        if traced.name == "step_env" and not action_counts(env, traced, one):
+            warn(
+                f"no action changes a reward or an end of {env.name}, so there is nothing to "
+                "learn: its step_env does not use them for that"
             )
     if has_old_flag:
         name, limit = env.name, limit_name(env)
@@ -171,10 +178,6 @@ def done_includes_limit(env: Any, params: Any) -> bool:
 
 def _limit_acts(env: Any, params: Any, name: str) -> bool:
     """Whether the limit reaches the state or the flag of a first step; True if it is static."""
-    marked = jax.tree.leaves(params.replace(**{name: _MARK}), is_leaf=lambda x: x is _MARK)
-    places = [i for i, leaf in enumerate(marked) if leaf is _MARK]
-    if not places:
-        return True
 
     def step(params):
         reset_key, action_key, key = jax.random.split(jax.random.key(0), 3)
@@ -183,16 +186,74 @@ def _limit_acts(env: Any, params: Any, name: str) -> bool:
         _, state, _, terminated, _ = env.step_env(key, state, action, params)
         return [x for x in jax.tree.leaves((state, terminated)) if not _is_key(x)]
 
-    program = jax.make_jaxpr(step)(params).jaxpr
-    used = partial_eval.dce_jaxpr(program, [True] * len(program.outvars))[1]
-    return any(used[i] for i in places)
+    return bool(read(step, params, [name]))
 
 
 def _is_key(x: Any) -> bool:
     return jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
 
 
-_MARK = object()
+# --- what results depend on -------------------------------------------------------------------
+
+
+def used_for(program: Any, wanted: Sequence[bool] | None = None) -> list[bool]:
+    """Which inputs of a jaxpr the wanted results depend on; without `wanted` all of them."""
+    return partial_eval.dce_jaxpr(program, wanted or [True] * len(program.outvars))[1]
+
+
+def read(function: Callable[[Any], Any], params: Any, names: Collection[str]) -> list[str]:
+    """Those of the parameters `names` that function(params) depends on, and static ones."""
+    used = used_for(jax.make_jaxpr(function)(params).jaxpr)
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    places = [getattr(path[0], "name", "") for path in paths]
+    reached = {place for place, is_used in zip(places, used) if is_used}
+    return [name for name in names if name in reached or name not in places]
+
+
+def warn_of_unread(env: Any, params: Any, names: Collection[str]) -> None:
+    """Warns of those of the parameters that nothing of an environment depends on."""
+    if not names:
+        return
+
+    def all_of_it(params):
+        keys = jax.random.split(jax.random.key(0), 3)
+        first, state = env.reset_env(keys[0], params)
+        after = env.step_env(keys[1], state, _action(env, keys[2], state, params), params)
+        spaces = env.action_space(params), env.observation_space(params)
+        bounds = [getattr(space, end, 0.0) for space in spaces for end in ("low", "high")]
+        views = [x for x in ("action_mask", "world_state") if hasattr(env, x)]
+        seen = [getattr(env, x)(after[1], params) for x in ("is_truncated", *views)]
+        leaves = jax.tree.leaves((first, state, after, bounds, seen))
+        return [jax.random.key_data(x) if _is_key(x) else x for x in leaves]
+
+    try:
+        with jax.debug_key_reuse(False):
+            known = read(all_of_it, params, names)
+    except Exception:  # it needs values, or fails, which others tell of
+        return
+    for name in names:
+        if name not in known:
+            warn(f"the parameter {name} of {env.name} has no effect: nothing reads it")
+
+
+def action_counts(env: Any, traced: "Traced", program: Any) -> bool:
+    """Whether an action reaches a reward or the end of an episode, perhaps many steps later.
+
+    Args:
+      traced, program: `step_env` and its program.
+    """
+    state, params = traced.given[1], traced.given[3]
+    count = len(jax.tree.leaves(state))
+    cut = jax.make_jaxpr(env.is_truncated)(state, params).jaxpr
+    matters, before = used_for(cut)[:count], None  # which leaves of a state do
+    rest = [False] * (len(program.jaxpr.outvars) - count - 3)  # the info
+    while matters != before:
+        # Of a step's observation, state, reward and end, and of its key, state and action.
+        used = used_for(program.jaxpr, [False, *matters, True, True, *rest])
+        if used[1 + count]:
+            return True
+        before, matters = matters, [*map(operator.or_, matters, used[1 : 1 + count])]
+    return False
 
 
 # --- pure functions, and their keys -----------------------------------------------------------
@@ -222,7 +283,7 @@ class Traced(NamedTuple):
 
         A key that is made of its parameters, as those of a level, is none of its own.
         """
-        used = partial_eval.dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))[1][0]
+        used = used_for(program.jaxpr)[0]
         seeds = lambda program: str(program.jaxpr).count("random_seed")
         if used:
             return False

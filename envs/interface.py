@@ -70,7 +70,7 @@ def _check(env, structure, leaves, space, action, num_actions):
         step = jax.eval_shape(env.step_env, key, state, action, params)
         after, state_after, reward, terminated, info = unpack(name_of(env), "step_env", step, STEP)
         check_state(env, state, state_after)
-        truncated = jax.eval_shape(env.is_truncated, state_after, params)
+        truncated = _truncated(env, state_after, params)
         view = lambda name: jax.eval_shape(getattr(env, name), state, params)
         views = {n: view(n) for n in ("action_mask", "world_state") if hasattr(env, n)}
     check_observation(env, "reset_env", observation, shape)
@@ -85,6 +85,22 @@ def _check(env, structure, leaves, space, action, num_actions):
     if "world_state" in views:
         check_array(env, "world_state", "a view", views["world_state"])
     check_info(env, info)
+
+
+def _truncated(env: Any, state: Any, params: Any) -> Any:
+    """The shape of its flag. A user may not know that gymnax has an `is_truncated` of its own."""
+    from envs.gymnax import Environment  # late: it takes seconds to import
+
+    try:
+        return jax.eval_shape(env.is_truncated, state, params)
+    except AttributeError as error:
+        inside = behaviour.part_of_user(env)
+        if getattr(type(inside), "is_truncated", None) is not Environment.is_truncated:
+            raise
+        raise Refusal(
+            f"{name_of(env)} has no is_truncated, and that of gymnax compares state.time with "
+            f"params.max_steps_in_episode: {error}"
+        ) from None
 
 
 def _once(env: Any, action: tuple[tuple[int, ...], Any], params: Any) -> jax.Array:

@@ -179,16 +179,13 @@ def _arguments(factory: Callable) -> dict[str, inspect.Parameter]:
 
 def _check(name: str, env: Any) -> None:
     """Refuses a value that is no environment, or one whose reset or step cannot be traced."""
-    from envs.gymnax import environment, with_discount
+    from envs.gymnax import with_discount
 
     with _told(name):
         env = with_discount(env)
-        missing = [part for part in INTERFACE if not _has(env, part, environment.Environment)]
+        missing = missing_in(env)
     if missing:
-        raise ValueError(
-            f"{name} gives {interface.kind(env)} without {', '.join(missing)}: an environment has "
-            f"the interface of gymnax 1.x, {', '.join(INTERFACE)}"
-        )
+        raise ValueError(f"{name} gives {missing}")
     told = lambda part: _told(f"{part} of {name}")
     with told("default_params, action_space or observation_space"):
         params = env.default_params
@@ -226,9 +223,24 @@ def _check(name: str, env: Any) -> None:
         raise
 
 
+def missing_in(env: Any) -> str:
+    """What an object needs to be an environment, in words; empty if it is one."""
+    from envs.gymnax import Environment
+
+    missing = [part for part in INTERFACE if not _has(env, part, Environment)]
+    if not missing:
+        return ""
+    short = missing[-1] == "default_params" and hasattr(env, "default_params")
+    why = ", and gymnax's own end each episode after 1 step" if short else ""
+    return (
+        f"{interface.kind(env)} without {', '.join(missing)}{why}: an environment has the "
+        f"interface of gymnax 1.x, {', '.join(INTERFACE)}"
+    )
+
+
 def _has(env: Any, part: str, base: type) -> bool:
     """Whether it has a method of its own where the base has none that works."""
-    works = part in ("is_truncated", "default_params")
+    works = part == "is_truncated"
     own = getattr(type(env), part, None)
     return hasattr(env, part) and (works or own is None or own is not getattr(base, part))
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs import interface, modules, suggest
+from envs import behaviour, interface, modules, suggest
 from envs.usual_jax import with_usual_jax
 
 # The kit's own environments: name to (module of this package, class).
@@ -41,6 +41,12 @@ LIBRARIES: dict[str, str] = {
         "pgx",
     )
 }
+
+# Tasks of brax that are gymnasium's of MuJoCo, as HalfCheetah-v4.
+MUJOCO = [
+    *("ant", "halfcheetah", "hopper", "humanoid", "humanoidstandup", "inverted_pendulum"),
+    *("inverted_double_pendulum", "pusher", "reacher", "swimmer", "walker2d"),
+]
 
 # find_run(run_dir, game, point=..., trial=..., sample=...) gives a saved run as a games.Player, or
 # raises a ValueError. This package cannot read runs: the launcher puts its function here.
@@ -112,6 +118,20 @@ def make(env: Any, **settings: Any) -> tuple[Any, Any]:
         return _build(env, settings)
 
 
+def _check_object(env: Any) -> None:
+    """Refuses what is neither a name nor an environment."""
+    kind = f"the class {env.__name__}" if isinstance(env, type) else repr(env)
+    if type(env).__module__.partition(".")[0] in ("gym", "gymnasium"):
+        raise ValueError(
+            f"env is {kind}: environments of gymnasium run in Python and cannot be part of a "
+            "program; give a name, as CartPole-v1, or an environment written in JAX"
+        )
+    if isinstance(env, type) or not hasattr(env, "default_params"):
+        raise ValueError(f"env is {kind}: give a name, as CartPole-v1, or an environment object")
+    if missing := modules.missing_in(env):
+        raise ValueError(f"env is {missing}")
+
+
 @functools.cache
 def _cached(name: str, settings: tuple[tuple[str, Any], ...]) -> tuple[Any, Any]:
     # The cache must hold concrete arrays, even if the first call is inside a trace.
@@ -133,9 +153,8 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
         if any(map(_is_nan, value if isinstance(value, tuple | list) else [value])):
             raise ValueError(f"setting of {label}: {name}={value}: give a number")
     own = not isinstance(env, str)
-    if own and (isinstance(env, type) or not hasattr(env, "default_params")):
-        kind = f"the class {env.__name__}" if isinstance(env, type) else repr(env)
-        raise ValueError(f"env is {kind}: give a name, as CartPole-v1, or an environment object")
+    if own:
+        _check_object(env)
     if isinstance(env, str):
         env, settings = _construct(env, settings, wrapper_settings)
     words, seen = (wrapper_settings.get(name) for name in ("randomize", "observe_randomized"))
@@ -166,8 +185,11 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
         env = wrappers.Leaving(env)
     if wrapper_settings.get("nan_reward") is not None:
         env = wrappers.NanReward(env, wrapper_settings["nan_reward"])
+    ranges = () if words is None else randomized.ranges(label, params, words, settings)
+    leads = lambda name: bool(randomized.followers(getattr(env, "name", label), [name], ()))
+    chosen = [*settings, *(one.name for one in ranges)]
+    behaviour.warn_of_unread(env, params, [name for name in chosen if not leads(name)])
     if words is not None:
-        ranges = randomized.ranges(label, params, words, settings)
         env = randomized.Randomized(env, params, ranges, settings, bool(seen))
     elif seen:
         raise ValueError("observe_randomized: nothing is drawn; give randomize too")
@@ -259,7 +281,8 @@ def _construct(
         return adapter.construct(rest, settings)
     if name not in names():
         known = [*names(), *(f"{library}/..." for library in LIBRARIES)]
-        raise ValueError(suggest.unknown_environment("environment", name, known))
+        brax = [f"brax/{task}" for task in MUJOCO]
+        raise ValueError(suggest.unknown_environment("environment", name, known, brax))
     if name in OWN:
         module, factory = OWN[name]
         factory = getattr(importlib.import_module(module, __package__), factory)
@@ -298,7 +321,7 @@ def _check_argument(label: str, name: str, value: Any, default: Any) -> None:
 
 def _unknown_library(library: str, rest: str) -> str:
     """The error in one line; names of gymnax's and the kit's environments have no library."""
-    plain = {name.lower(): name for name in names()}.get(rest.lower())
-    if plain:
-        return f"unknown library '{library}'; did you mean {plain}?"
+    plain = suggest.near(rest, names())
+    if plain and not suggest.near(library, LIBRARIES):
+        return f"unknown library '{library}'; did you mean {', '.join(plain)}?"
     return suggest.unknown("library", library, [f"{name}/..." for name in LIBRARIES])

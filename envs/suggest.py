@@ -19,12 +19,19 @@ def hint(name: str, known: Iterable[str]) -> str:
     return _answer([folded[k] for k in near], folded.values())
 
 
-def unknown_environment(what: str, name: str, known: Iterable[str]) -> str:
-    """The same for names such as CartPole-v1 and Breakout-MinAtar.
+def unknown_environment(
+    what: str, name: str, known: Iterable[str], others: Iterable[str] = ()
+) -> str:
+    """The same for names such as CartPole-v1 and Breakout-MinAtar; `others` are not listed.
 
     The part after the last dash is not compared: -v1 and -bsuite make any two names similar.
     """
     known = list(known)
+    return f"unknown {what} '{name}'; {_answer(near(name, [*known, *others]), known)}"
+
+
+def near(name: str, known: Iterable[str]) -> list[str]:
+    """The three nearest names of environments, or fewer if they are not near."""
     folded, stem = name.lower(), _stem(name)
 
     def likeness(other: str) -> float:
@@ -32,8 +39,7 @@ def unknown_environment(what: str, name: str, known: Iterable[str]) -> str:
         part = len(stem) >= SHORTEST and (stem in theirs or theirs in folded)
         return max(difflib.SequenceMatcher(None, stem, theirs).ratio(), NEAR * part)
 
-    near = [k for k in sorted(known, key=likeness, reverse=True) if likeness(k) >= NEAR]
-    return f"unknown {what} '{name}'; {_answer(near[:3], known)}"
+    return [k for k in sorted(known, key=likeness, reverse=True) if likeness(k) >= NEAR][:3]
 
 
 def _stem(name: str) -> str:

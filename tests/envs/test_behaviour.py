@@ -11,7 +11,7 @@ import pytest
 from flax import struct
 
 import envs
-from envs import behaviour, evaluation, loops, warn
+from envs import behaviour, evaluation, loops, registry, warn
 from envs.batch import transition
 from envs.gymnax import Environment, gymnax, spaces
 from envs.warn import KitWarning
@@ -25,12 +25,16 @@ def told_nothing(monkeypatch):
     behaviour._check.cache_clear()
 
 
-def told(function, *args):
+IDLE = "no action changes a reward or an end of "  # true of most tasks of this file
+
+
+def told(function, *args, but=IDLE):
     """The kit's warnings during a call."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         function(*args)
-    return [str(one.message) for one in caught if issubclass(one.category, KitWarning)]
+    texts = [str(one.message) for one in caught if issubclass(one.category, KitWarning)]
+    return [text for text in texts if not (but and text.startswith(but))]
 
 
 # --- a flag that includes the time limit ------------------------------------------------------
@@ -576,8 +580,106 @@ def test_a_key_that_is_made_of_parameters_is_not_its_own():
 
 @pytest.mark.parametrize("name", [n for n in gymnax.registered_envs if n != "MNISTBandit-bsuite"])
 def test_the_functions_of_gymnax_are_pure_and_use_keys_once(name):
-    """They are not asked, but would pass."""
-    for traced in behaviour.functions(*envs.make(name)):
+    """They are not asked, but would pass. All have actions that count."""
+    env, params = envs.make(name)
+    reset, step = behaviour.functions(env, params)
+    for traced in (reset, step):
         one, other, twice = traced.programs()
         assert not twice and not behaviour.is_impure(one, other)
         assert not traced.has_its_own_key(one)
+    assert behaviour.action_counts(env, step, one)
+
+
+# --- actions and parameters that nothing depends on -------------------------------------------
+
+
+@struct.dataclass
+class Counts:
+    time: jax.Array
+    counts: jax.Array  # (3,)
+
+
+class Heedless(New):
+    """Actions reach what `where` names: after two steps, and in a loop."""
+
+    def __init__(self, where=""):
+        self.where = where
+
+    def reset_env(self, key, params):
+        zero = jnp.zeros((), jnp.int32)
+        return jnp.zeros(1), Counts(zero, jnp.zeros(3))
+
+    def step_env(self, key, state, action, params):
+        _, after, reward, ended, info = super().step_env(key, Time(state.time), action, params)
+        first, second, third = state.counts
+        if self.where:
+            count = lambda total, _: (total + action, None)
+            total = jax.lax.scan(count, first, None, 2)[0]
+            state = state.replace(counts=jnp.array([total, first, second]))
+        if self.where == "reward":
+            reward += third
+        if self.where == "end":
+            ended |= third > 0.0
+        observation = state.counts[:1] if self.where == "observation" else jnp.zeros(1)
+        return observation, state.replace(time=after.time), reward, ended, info
+
+    def is_truncated(self, state, params):
+        late = super().is_truncated(state, params)
+        return late | (state.counts[2] > 0.0) if self.where == "limit" else late
+
+
+@pytest.mark.parametrize("where", ["", "observation", "reward", "end", "limit"])
+def test_actions_that_change_no_reward_and_no_end_are_told_of(where):
+    expected = (
+        f"{IDLE}Heedless, so there is nothing to learn: its step_env does not use them for that"
+    )
+    found = told(envs.check_interface, *envs.make(Heedless(where)), but=None)
+    assert found == ([expected] if where in ("", "observation") else [])
+
+
+UNREAD = "the parameter {} of {} has no effect: nothing reads it"
+
+
+@struct.dataclass
+class Sizes:
+    step: float = 1.0
+    start: float = 0.0
+    bound: float = 1.0
+    late: float = 0.0  # in the state from the first step on
+    unread: float = 0.0
+    shape: int = struct.field(pytree_node=False, default=1)
+    max_steps_in_episode: int = 10
+
+
+class Sized(New):
+    default_params = Sizes()
+
+    def reset_env(self, key, params):
+        return jnp.full(params.shape, params.start), Counts(jnp.zeros((), jnp.int32), jnp.zeros(3))
+
+    def step_env(self, key, state, action, params):
+        state = Counts(state.time + 1, state.counts + params.late)
+        return jnp.zeros(params.shape), state, params.step, jnp.zeros((), bool), {}
+
+    def is_truncated(self, state, params):
+        return state.time >= params.max_steps_in_episode
+
+    def observation_space(self, params):
+        return spaces.Box(-params.bound, params.bound, (params.shape,))
+
+
+@pytest.mark.parametrize(
+    "env, settings, expected",
+    [
+        (Sized(), dict(step=2.0, start=1.0, bound=2.0, late=3.0, shape=2), []),
+        (Sized(), dict(max_steps_in_episode=3, unread=2.0), [("unread", "Sized")]),
+        (Sized(), dict(randomize="unread:uniform:0:1/step:uniform:0:1"), [("unread", "Sized")]),
+        ("Asterix-MinAtar", dict(shot_cool_down=2), [("shot_cool_down", "Asterix-MinAtar")]),
+        ("CartPole-v1", dict(masscart=2.0, masspole=0.2), []),  # total_mass follows
+        ("Acrobot-v1", dict(randomize="link_length_2:uniform:1:2"), []),  # link_com_pos_2 follows
+    ],
+)
+def test_parameters_that_nothing_reads_are_told_of(env, settings, expected):
+    registry._cached.cache_clear()
+    found = told(lambda: envs.make(env, **settings))
+    assert found == [UNREAD.format(*one) for one in expected]

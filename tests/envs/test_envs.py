@@ -1,5 +1,6 @@
 """The environment layer: what `make` repairs and refuses, batches, statistics, evaluation."""
 
+import importlib
 import math
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import types
 import urllib.error
 from typing import NamedTuple
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -107,11 +109,15 @@ def test_settings_reach_parameters_and_constructors():
         ("Umbrella-bsuite", {}, r"did you mean UmbrellaChain-bsuite\?$"),
         ("MinAtar-Breakout", {}, r"did you mean Breakout-MinAtar\?$"),
         ("bandit", {}, r"did you mean MNISTBandit-bsuite, SimpleBandit-bsuite, "),
-        ("Ant", {}, "unknown environment 'Ant'; there are CartPole-v1, "),
+        ("LunarLander-v3", {}, "unknown environment 'LunarLander-v3'; there are CartPole-v1, "),
+        ("HalfCheetah-v4", {}, r"did you mean brax/halfcheetah\?$"),
+        ("InvertedPendulum-v5", {}, r"did you mean .*brax/inverted_pendulum"),
         ("xyzzy", {}, "unknown environment 'xyzzy'; there are"),
         ("of_nobody/ant", {}, r"unknown library 'of_nobody'; there are .*jaxmarl/\.\.\."),
         ("JaxMARL/hanabi", {}, r"unknown library 'JaxMARL'; did you mean jaxmarl/\.\.\.\?"),
         ("gym/cartpole-v1", {}, r"unknown library 'gym'; did you mean CartPole-v1\?"),
+        ("ALE/Pong-v5", {}, r"unknown library 'ALE'; did you mean Pong-misc\?"),
+        ("Brax/reacher", {}, r"unknown library 'Brax'; did you mean brax/"),
         ("CartPole-v1", {"gravitty": 1.0}, "'gravitty'; did you mean gravity"),
         ("CartPole-v1", {"gravity": (9.8, 12)}, "gravity=9.8,12: give one number, as 9.8"),
         ("CartPole-v1", {"max_steps": 0}, "max_steps=0: give a whole number"),
@@ -164,6 +170,59 @@ def test_parameters_have_the_types_of_their_defaults():
     observation, state = jax.eval_shape(env.reset_env, jax.random.key(0), params)
     step = lambda state, action: env.step_env(jax.random.key(1), state, action, params)[0]
     assert jax.eval_shape(step, state, 0).shape == observation.shape
+
+
+@pytest.mark.needs("brax")
+def test_tasks_of_mujoco_that_are_suggested_are_there():
+    assert set(registry.MUJOCO) <= set(importlib.import_module("envs.brax").names())
+
+
+class Nothing:
+    default_params = tasks.ProbeParams()
+
+
+class Restarting(gymnax.environments.environment.Environment):
+    """Its own `step` and `reset`, in the place of `step_env` and `reset_env`."""
+
+    default_params = tasks.ProbeParams()
+    step = tasks.Probe.step_env
+    reset = tasks.Probe.reset_env
+
+    def action_space(self, params):
+        return tasks.spaces.Discrete(2)
+
+    def observation_space(self, params):
+        return tasks.spaces.Box(-1.0, 1.0, (1,))
+
+
+class Short(Restarting):
+    """Without parameters of its own."""
+
+    default_params = gymnax.environments.environment.Environment.default_params
+    step_env = tasks.Probe.step_env
+    reset_env = tasks.Probe.reset_env
+
+
+@pytest.mark.parametrize(
+    "env, message",
+    [
+        (
+            Nothing(),
+            "env is a Nothing without reset_env, step_env, is_truncated, action_space, obs",
+        ),
+        (Restarting(), "env is a Restarting without reset_env, step_env: an environment has the i"),
+        (
+            Short(),
+            "env is a Short without default_params, and gymnax's own end each episode after 1 st",
+        ),
+        (gymnasium.make("CartPole-v1"), "env is <.*: environments of gymnasium run in Python and"),
+        (Short, "env is the class Short: give a name"),
+        (7, "env is 7: give a name, as CartPole-v1, or an environment object"),
+    ],
+)
+def test_objects_that_are_no_environment_are_refused(env, message):
+    with pytest.raises(ValueError, match=message):
+        envs.make(env)
 
 
 def test_an_environment_object_can_be_made(probe):

@@ -10,7 +10,7 @@ from flax import struct
 
 import envs
 from algorithms import ppo
-from envs.gymnax import Wrapper, spaces
+from envs.gymnax import Environment, Wrapper, spaces
 from tests import probe as tasks
 
 PARTS = ("observation", "state", "reward", "terminated", "info")
@@ -408,6 +408,37 @@ def test_parameters_may_be_traced_and_a_step_is_traced_once_for_each_check():
     check(2.0)
     check(3.0)
     assert len(traced) == 4
+
+
+class Timeless(Environment):
+    """Without a time in its state, and with the time limit of gymnax's base class."""
+
+    default_params = tasks.ProbeParams()
+
+    def reset_env(self, key, params):
+        return jnp.zeros(1), {}
+
+    def step_env(self, key, state, action, params):
+        return jnp.zeros(1), state, 1.0 * action, jnp.zeros((), bool), {}
+
+    def action_space(self, params):
+        return spaces.Discrete(2)
+
+    def observation_space(self, params):
+        return spaces.Box(-1.0, 1.0, (1,))
+
+
+def test_the_time_limit_of_gymnax_needs_a_time():
+    message = r"Timeless has no is_truncated, and that of gymnax compares state.time with .*'time'$"
+    with pytest.raises(ValueError, match=message):
+        envs.check_interface(*envs.make(Timeless()))
+
+    class Its(Timeless):
+        def is_truncated(self, state, params):
+            return state.time > 3
+
+    with pytest.raises(AttributeError):
+        envs.check_interface(*envs.make(Its()))
 
 
 def test_errors_of_its_own_code_come_through():

@@ -162,6 +162,7 @@ class Record:
             yield "observations", large_observations(trainer.env.name, size)
         if of_user(trainer.env):
             yield "rewards", large_rewards(trainer.env.name, trainer.config, row)
+            yield "lengths", short_episodes(trainer.env.name, row)
 
     def _may_be_large(self) -> bool:
         """Whether networks see observations as they are, and no bound has told how large."""
@@ -197,6 +198,16 @@ def large_rewards(name: str, config: Any, row: Metrics) -> str:
     return (
         f"{name} has rewards of {size:.3g} a step, and values of that size are learned slowly, if "
         f"at all: {do}"
+    )
+
+
+def short_episodes(name: str, row: Metrics) -> str:
+    """Of an environment with these metrics of a point."""
+    if np.nanmax(row.get("episode_length", np.nan), initial=0.0) != 1.0:
+        return ""
+    return (
+        f"all episodes of {name} so far ended with their first step: right for a bandit, and else "
+        "a fault of its terminated or is_truncated"
     )
 
 

@@ -198,6 +198,12 @@ EARNED = (
 )
 
 
+SHORT = (
+    "warning: all episodes of Loud so far ended with their first step: right for a bandit, and "
+    "else a fault of its terminated or is_truncated\n"
+)
+
+
 @pytest.mark.parametrize(
     "env, changes, told",
     [
@@ -208,6 +214,7 @@ EARNED = (
         (Loud(101, 1.0, jnp.uint8), {}, []),
         (Loud(1010.0, 1.0, bound=50.0), {}, [SEEN]),
         (Loud(1010.0, 1.0, bound=2e3), {}, []),  # make_train has told of the bounds
+        (Loud(), {"env_settings": (("max_steps", 1),)}, [SHORT]),
         ("CartPole-v1", {"env_settings": ()}, []),
     ],
 )
@@ -218,8 +225,9 @@ def test_units_that_training_shows_are_told_of_once(capsys, monkeypatch, env, ch
         monkeypatch.setattr(record, "large_rewards", large)
     launch.run(reinforce, RAW.replace(env=env, **changes), save=False)
     err = capsys.readouterr().err
-    assert [err.count(text) for text in (SEEN, EARNED)] == [text in told for text in (SEEN, EARNED)]
-    assert err.count(" as large as ") + err.count(" a step, and ") == len(told)
+    known = SEEN, EARNED, SHORT
+    assert [err.count(text) for text in known] == [text in told for text in known]
+    assert sum(map(err.count, (" as large as ", " a step, and ", "all episodes"))) == len(told)
 
 
 def test_units_that_a_population_meets_are_told_of(capsys, vmapped_keys):
@@ -228,6 +236,14 @@ def test_units_that_a_population_meets_are_told_of(capsys, vmapped_keys):
     launch.pbt(reinforce, config, ranges, members=2, rounds=2, save=False)
     err = capsys.readouterr().err
     assert err.count(SEEN) == err.count(EARNED) == 1
+
+
+def test_episodes_of_one_step_are_told_apart_from_others():
+    told = record.short_episodes("Its", row(episode_length=[1.0, np.nan]))
+    assert told.startswith("all episodes of Its so far ended with their first step")
+    for lengths in ([1.0, 1.5], [np.nan, np.nan], 2.0):
+        assert record.short_episodes("Its", row(episode_length=lengths)) == ""
+    assert record.short_episodes("Its", {}) == ""
 
 
 def test_algorithms_that_scale_by_themselves_are_not_told_of_units():
