@@ -187,8 +187,9 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
         env = wrappers.NanReward(env, wrapper_settings["nan_reward"])
     ranges = () if words is None else randomized.ranges(label, params, words, settings)
     leads = lambda name: bool(randomized.followers(getattr(env, "name", label), [name], ()))
-    chosen = [*settings, *(one.name for one in ranges)]
-    behaviour.warn_of_unread(env, params, [name for name in chosen if not leads(name)])
+    chosen = [x for x in (*settings, *(one.name for one in ranges)) if not leads(x)]
+    if "/" not in label:  # physics takes many seconds to trace, and adapters have tests
+        behaviour.warn_of_unread(env, params, chosen)
     if words is not None:
         env = randomized.Randomized(env, params, ranges, settings, bool(seen))
     elif seen:

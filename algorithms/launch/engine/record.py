@@ -203,7 +203,7 @@ def large_rewards(name: str, config: Any, row: Metrics) -> str:
 
 def short_episodes(name: str, row: Metrics) -> str:
     """Of an environment with these metrics of a point."""
-    if np.nanmax(row.get("episode_length", np.nan), initial=0.0) != 1.0:
+    if np.nanmax(row.get("episode_length", np.zeros(1)), initial=0.0) != 1.0:
         return ""
     return (
         f"all episodes of {name} so far ended with their first step: right for a bandit, and else "
