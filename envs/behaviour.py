@@ -233,7 +233,7 @@ def warn_of_unread(env: Any, params: Any, names: Collection[str]) -> None:
         return
     for name in names:
         if name not in known:
-            warn(f"the parameter {name} of {env.name} has no effect: nothing reads it")
+            warn(f"the parameter {name} of {env.name} has no effect: no reset or step reads it")
 
 
 def action_counts(env: Any, traced: "Traced", program: Any) -> bool:

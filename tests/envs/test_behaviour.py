@@ -637,7 +637,7 @@ def test_actions_that_change_no_reward_and_no_end_are_told_of(where):
     assert found == ([expected] if where in ("", "observation") else [])
 
 
-UNREAD = "the parameter {} of {} has no effect: nothing reads it"
+UNREAD = "the parameter {} of {} has no effect: no reset or step reads it"
 
 
 @struct.dataclass
