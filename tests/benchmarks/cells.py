@@ -60,6 +60,7 @@ DM_CONTROL = {
 # REDQ with five critics of 64 units, on a fifth of SAC's steps
 REDQ = "--learning-starts 500 --updates-per-step 20 --policy-every 20 --actor-value mean"
 REDQ += " --num-critics 5 --target-critics 2 --hidden-sizes 64,64 --critic-hidden-sizes 64,64"
+DROQ = REDQ.replace("--num-critics 5 --target-critics 2", "--layer-norm --dropout")
 PARTIAL = "--env-settings observation=symbolic_first_person"
 GAMES = {"Asterix": 10_000_000, "Breakout": 3_000_000}
 GAMES |= {"Freeway": 5_000_000, "SpaceInvaders": 5_000_000}
@@ -246,6 +247,9 @@ LIBRARIES = tuple(
         ),
         flag("sac", "playground/CartpoleSwingup", REDQ, 10_000, 3)._replace(
             name="playground/CartpoleSwingup, redq", what=f"REDQ, {HELD.format(2)}"
+        ),
+        flag("sac", "playground/CartpoleSwingup", DROQ, 10_000, 3)._replace(
+            name="playground/CartpoleSwingup, droq", what=f"DroQ, {HELD.format(2)}"
         ),
         flag("ppo", "playground/CartpoleSwingup", "--num-evals 5", 50_000, 3)._replace(
             name="playground/CartpoleSwingup, 100,000 frames", what=HELD.format(2)
