@@ -45,7 +45,7 @@ LIBRARIES: dict[str, str] = {
 # Tasks of brax that are gymnasium's of MuJoCo, as HalfCheetah-v4.
 MUJOCO = [
     *("ant", "halfcheetah", "hopper", "humanoid", "humanoidstandup", "inverted_pendulum"),
-    *("inverted_double_pendulum", "pusher", "reacher", "swimmer", "walker2d"),
+    *("inverted_double_pendulum", "pusher", "reacher", "walker2d"),
 ]
 
 # find_run(run_dir, game, point=..., trial=..., sample=...) gives a saved run as a games.Player, or
