@@ -257,7 +257,7 @@ class Draws(NamedTuple):
 
 
 def divisor(config, scale):  # detail 6
-    """max(sqrt(Var G + 1e-8), max |G| / v_max) of discounted sums G: what divides rewards."""
+    """max(sqrt(Var G + 1e-8), max |G| / v_max) of discounted sums G; it divides rewards."""
     if not config.normalize_reward:
         return jnp.ones(())
     return jnp.maximum(jnp.sqrt(scale.stats.var + 1e-8), scale.largest / config.v_max)

@@ -112,7 +112,7 @@ def _check(asked: _Asked) -> None:
         if traced.name == "step_env" and not action_counts(env, traced, one):
             warn(
                 f"no action changes a reward or an end of {env.name}, so there is nothing to "
-                "learn: its step_env does not use them for that"
+                "learn: step_env uses its action for neither"
             )
     if has_old_flag:
         name, limit = env.name, limit_name(env)

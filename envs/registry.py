@@ -121,7 +121,8 @@ def make(env: Any, **settings: Any) -> tuple[Any, Any]:
 def _check_object(env: Any) -> None:
     """Refuses what is neither a name nor an environment."""
     kind = f"the class {env.__name__}" if isinstance(env, type) else repr(env)
-    if type(env).__module__.partition(".")[0] in ("gym", "gymnasium"):
+    bases = {base.__module__.partition(".")[0] for base in type(env).__mro__}
+    if bases & {"gym", "gymnasium"} and not hasattr(env, "step_env"):
         raise ValueError(
             f"env is {kind}: environments of gymnasium run in Python and cannot be part of a "
             "program; give a name, as CartPole-v1, or an environment written in JAX"

@@ -1,4 +1,4 @@
-"""Batch norms, root mean square norms, dense layers with these, and block-diagonal ones."""
+"""Batch norms, root mean square norms, dense layers with the latter, and block-diagonal ones."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ class BatchNorm(nn.Module):
     knows no shards.
     """
 
-    momentum: Any
+    momentum: Any  # share of a batch in the running moments
 
     @nn.compact
     def __call__(self, x, train):

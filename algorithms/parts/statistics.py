@@ -99,7 +99,7 @@ class RewardScale:
 
 @struct.dataclass
 class ReturnStatistics:
-    """Discounted sums of rewards G: their statistics, and how large they were."""
+    """Statistics of G, the discounted sums of rewards, and the largest |G|."""
 
     sums: jax.Array  # of the current episodes, (num_envs,)
     largest: jax.Array  # max |G| so far, ()

@@ -630,9 +630,7 @@ class Heedless(New):
 
 @pytest.mark.parametrize("where", ["", "observation", "reward", "end", "limit"])
 def test_actions_that_change_no_reward_and_no_end_are_told_of(where):
-    expected = (
-        f"{IDLE}Heedless, so there is nothing to learn: its step_env does not use them for that"
-    )
+    expected = f"{IDLE}Heedless, so there is nothing to learn: step_env uses its action for neither"
     found = told(envs.check_interface, *envs.make(Heedless(where)), but=None)
     assert found == ([expected] if where in ("", "observation") else [])
 

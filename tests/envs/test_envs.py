@@ -203,9 +203,14 @@ class Short(Restarting):
     reset_env = tasks.Probe.reset_env
 
 
+class Ported(gymnasium.Env):
+    """A user's own, in Python."""
+
+
 @pytest.mark.parametrize(
     "env, message",
     [
+        (Ported(), "env is <.*Ported.*: environments of gymnasium run in Python and"),
         (
             Nothing(),
             "env is a Nothing without reset_env, step_env, is_truncated, action_space, obs",

@@ -206,8 +206,8 @@ def short_episodes(name: str, row: Metrics) -> str:
     if np.nanmax(row.get("episode_length", np.zeros(1)), initial=0.0) != 1.0:
         return ""
     return (
-        f"all episodes of {name} so far ended with their first step: right for a bandit, and else "
-        "a fault of its terminated or is_truncated"
+        f"since the last point, all episodes of {name} ended with their first step: right for a "
+        "bandit, and else look at its terminated and is_truncated"
     )
 
 

@@ -199,8 +199,8 @@ EARNED = (
 
 
 SHORT = (
-    "warning: all episodes of Loud so far ended with their first step: right for a bandit, and "
-    "else a fault of its terminated or is_truncated\n"
+    "warning: since the last point, all episodes of Loud ended with their first step: right for a "
+    "bandit, and else look at its terminated and is_truncated\n"
 )
 
 
@@ -240,7 +240,7 @@ def test_units_that_a_population_meets_are_told_of(capsys, vmapped_keys):
 
 def test_episodes_of_one_step_are_told_apart_from_others():
     told = record.short_episodes("Its", row(episode_length=[1.0, np.nan]))
-    assert told.startswith("all episodes of Its so far ended with their first step")
+    assert told.startswith("since the last point, all episodes of Its ended with their first step")
     for lengths in ([1.0, 1.5], [np.nan, np.nan], 2.0):
         assert record.short_episodes("Its", row(episode_length=lengths)) == ""
     assert record.short_episodes("Its", {}) == ""
