@@ -120,10 +120,11 @@ class Network(nn.Module):
     @nn.compact
     def __call__(self, x):
         config = self.config
-        torso = functools.partial(parts.Torso, config.hidden_sizes)
         if config.network == "residual":
             size = config.num_blocks, config.num_channels
             torso = functools.partial(parts.Tower, *size)  # detail 8
+        else:
+            torso = functools.partial(parts.Torso, config.hidden_sizes)
         x = torso(config.activation, name="torso")(x)
         init = parts.orthogonal(0.01)
         logits = parts.Dense(self.num_actions, kernel_init=init, name="policy_head")(x)

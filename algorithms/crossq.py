@@ -260,6 +260,8 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
     parts.check(INFO, config, env, env_params, "num_critics", "policy_every", replay=True)
+    if config.batch_size == 1:
+        raise ValueError("batch_size=1: give 2 or more; batch norms need it")
 
 
 @parts.with_environment
@@ -411,9 +413,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         action, log_prob = gaussian.sample_and_log_prob_from(noise)
         value = jax.vmap(critic.apply, (0, None, None))(state.critics, x, action).min(0)  # frozen
         loss = (jax.lax.stop_gradient(temperature) * log_prob - value).mean()
-        surplus = jax.lax.stop_gradient(-log_prob).mean() - size * config.target_entropy
         metrics = {"actor_loss": loss, "entropy": -log_prob.mean(), "temperature": temperature}
-        return loss + temperature * surplus * config.learn_temperature, (changed, metrics)
+        if config.learn_temperature:
+            surplus = jax.lax.stop_gradient(-log_prob).mean() - size * config.target_entropy
+            loss = loss + temperature * surplus
+        return loss, (changed, metrics)
 
     def gradient_step(state, draws, progress, turn, warm):
         """Learns from a batch of windows."""

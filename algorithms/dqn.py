@@ -205,16 +205,14 @@ def huber(error, delta):  # detail 6
 def epsilon_at(config, progress):
     """The probability of a random action: eps_end + left (eps_start - eps_end).
 
-    `left` is 0 (constant), max(1 - d, 0) (linear) or exp(-5 d) (exponential), with d = progress /
-    exploration_fraction and progress in [0, 1].
+    `left` is 0 (constant), max(1 - d, 0) (linear) or exp(-5 d) (exponential, below 1 % at d = 1),
+    with d = progress / exploration_fraction and progress in [0, 1].
     """
-    done = progress / config.exploration_fraction
     if config.exploration == "constant":
-        left = jnp.zeros_like(done)
-    elif config.exploration == "linear":
-        left = jnp.maximum(1.0 - done, 0.0)
-    else:  # less than 1 % is left at d = 1
-        left = jnp.exp(-5.0 * done)
+        return jnp.asarray(config.eps_end)
+    done = progress / config.exploration_fraction
+    linear = config.exploration == "linear"
+    left = jnp.maximum(1.0 - done, 0.0) if linear else jnp.exp(-5.0 * done)
     return config.eps_end + left * (config.eps_start - config.eps_end)
 
 

@@ -550,6 +550,8 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     if config.num_bins % 2 == 0 or config.num_bins == 1:
         near = config.num_bins + 1 + config.num_bins % 2
         raise ValueError(f"num_bins={config.num_bins}: give an odd number, 3 or more, as {near}")
+    if config.sequence_length == 1:
+        raise ValueError("sequence_length=1: give 2 or more; a value learns from the step after it")
     if config.classes > 256:  # they are stored as bytes
         raise ValueError(f"classes={config.classes}: give a whole number up to 256")
     window = config.sequence_length + 1

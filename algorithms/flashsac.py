@@ -494,9 +494,11 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         value = (jnp.exp(frozen) @ atoms).min(0)
         loss = (jax.lax.stop_gradient(temperature) * log_prob - value).mean()
         entropy = jax.lax.stop_gradient(-log_prob).mean()
-        surplus = entropy - target_entropy(size, config.target_std)
         metrics = {"actor_loss": loss, "entropy": entropy, "temperature": temperature}
-        return loss + temperature * surplus * config.learn_temperature, (changed, metrics)
+        if config.learn_temperature:
+            surplus = entropy - target_entropy(size, config.target_std)
+            loss = loss + temperature * surplus
+        return loss, (changed, metrics)
 
     def gradient_step(state, draws, learned, turn):
         """Learns from a batch of windows: first the actor, if it is its turn, then the critics."""

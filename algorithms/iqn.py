@@ -197,7 +197,7 @@ def of_action(outputs, action):
     return jnp.einsum("bna,ba->bn", outputs, jax.nn.one_hot(action, outputs.shape[2]))
 
 
-def distort(levels, risk, level):
+def distort(levels, config):
     """Levels t in (0, 1), distorted for a risk-sensitive policy; `risk_level` 0 changes nothing.
 
     Section 3.2 of Dabney et al. 2018, with l for `risk_level`:
@@ -206,6 +206,10 @@ def distort(levels, risk, level):
       power  t**p with p = 1 / (1 + |l|), below 0 1 - (1 - t)**p; pessimistic below 0
       cpw    t**l / (t**l + (1 - t)**l)**(1 / l); overrates rare events below 1 (people: 0.71)
     """
+    risk = config.risk
+    if risk == "neutral":
+        return levels
+    level = config.risk_level
     if risk in RANGES:  # 1 is neutral
         level = jnp.where(level == 0.0, 1.0, level)
     if risk == "cvar":
@@ -216,17 +220,14 @@ def distort(levels, risk, level):
     if risk == "cpw":
         some, others = level * jnp.log(levels), level * jnp.log1p(-levels)  # powers would vanish
         return jnp.exp(some - jnp.logaddexp(some, others) / level)
-    if risk == "power":
-        power = 1.0 / (1.0 + jnp.abs(level))
-        return jnp.where(level >= 0.0, levels**power, 1.0 - (1.0 - levels) ** power)
-    return levels
+    power = 1.0 / (1.0 + jnp.abs(level))
+    return jnp.where(level >= 0.0, levels**power, 1.0 - (1.0 - levels) ** power)
 
 
 def action_values(config, network, params, x):
     """mean_i q(s, a, distort(tau_i)), tau_i = (i + 1/2) / num_policy_levels, (batch, actions)."""
     number = config.num_policy_levels
-    # detail 8
-    levels = distort((jnp.arange(number) + 0.5) / number, config.risk, config.risk_level)
+    levels = distort((jnp.arange(number) + 0.5) / number, config)  # detail 8
     return network.apply(params, x, levels[None]).mean(1)
 
 
@@ -251,16 +252,14 @@ def quantile_huber(quantiles, levels, targets, kappa):
 def epsilon_at(config, progress):
     """The probability of a random action: eps_end + left (eps_start - eps_end).
 
-    `left` is 0 (constant), max(1 - d, 0) (linear) or exp(-5 d) (exponential), with d = progress /
-    exploration_fraction and progress in [0, 1].
+    `left` is 0 (constant), max(1 - d, 0) (linear) or exp(-5 d) (exponential, below 1 % at d = 1),
+    with d = progress / exploration_fraction and progress in [0, 1].
     """
-    done = progress / config.exploration_fraction
     if config.exploration == "constant":
-        left = jnp.zeros_like(done)
-    elif config.exploration == "linear":
-        left = jnp.maximum(1.0 - done, 0.0)
-    else:  # less than 1 % is left at d = 1
-        left = jnp.exp(-5.0 * done)
+        return jnp.asarray(config.eps_end)
+    done = progress / config.exploration_fraction
+    linear = config.exploration == "linear"
+    left = jnp.maximum(1.0 - done, 0.0) if linear else jnp.exp(-5.0 * done)
     return config.eps_end + left * (config.eps_start - config.eps_end)
 
 
@@ -318,6 +317,8 @@ def make_policy(config: Config, env: Any = None, env_params: Any = None) -> Call
 def check(config: Config, env: Any, env_params: Any) -> None:
     """Raises a ValueError that names the setting, its value and a value that works."""
     positive = "target_every", "num_levels", "num_target_levels", "num_policy_levels", "num_cosines"
+    if config.num_cosines == 1:
+        raise ValueError("num_cosines=1: the first cosine is 1 at every level; give 2 or more")
     if not config.hidden_sizes:
         raise ValueError("hidden_sizes=() leaves no layer that sees the levels: give one or more")
     words = {"exploration": EXPLORATION, "risk": RISKS}

@@ -261,10 +261,12 @@ def draw(config, sizes, noise, progress, shape):
 
 def annealed_rate(config, progress):
     """learning_rate (f + (1 - f) ((1 + cos(pi progress)) / 2) ** lr_exponent), f = lr_floor, with
-    progress 0 at the first gradient step and 1 at the last."""
+    progress 0 at the first gradient step and 1 at the last. Without `anneal_lr` learning_rate."""
+    if not config.anneal_lr:
+        return jnp.asarray(config.learning_rate)
     wave = 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.minimum(progress, 1.0)))
     left = config.lr_floor + (1.0 - config.lr_floor) * wave**config.lr_exponent
-    return config.learning_rate * (left if config.anneal_lr else 1.0)
+    return config.learning_rate * left
 
 
 def clipped_surrogate(log_ratio, advantages, clip_eps):

@@ -20,9 +20,10 @@ Implementation details, from the paper and its public code (purejaxql, CleanRL's
   4 Rectified Adam, clipping by global norm, linear annealing of the learning rate, here at every
     gradient step.
   5 Rewards may be scaled, because values near 1 are learned sooner than values near 100.
-Three things differ from that code. Targets are also right where a rollout ends. A truncated episode
+Four things differ from that code. Targets are also right where a rollout ends. A truncated episode
 bootstraps from the values of its final observation. Statistics for normalisation do not change
-while a rollout is collected and learned from.
+while a rollout is collected and learned from. The last layer has He initialisation too, where
+purejaxql has half the variance.
 """
 
 import sys
@@ -202,16 +203,14 @@ def of_action(values, action):
 def epsilon_at(config, progress):
     """The probability of a random action: eps_end + left (eps_start - eps_end).
 
-    `left` is 0 (constant), max(1 - d, 0) (linear) or exp(-5 d) (exponential), with d = progress /
-    exploration_fraction and progress in [0, 1].
+    `left` is 0 (constant), max(1 - d, 0) (linear) or exp(-5 d) (exponential, below 1 % at d = 1),
+    with d = progress / exploration_fraction and progress in [0, 1].
     """
-    done = progress / config.exploration_fraction
     if config.exploration == "constant":
-        left = jnp.zeros_like(done)
-    elif config.exploration == "linear":
-        left = jnp.maximum(1.0 - done, 0.0)
-    else:  # less than 1 % is left at d = 1
-        left = jnp.exp(-5.0 * done)
+        return jnp.asarray(config.eps_end)
+    done = progress / config.exploration_fraction
+    linear = config.exploration == "linear"
+    left = jnp.maximum(1.0 - done, 0.0) if linear else jnp.exp(-5.0 * done)
     return config.eps_end + left * (config.eps_start - config.eps_end)
 
 

@@ -16,7 +16,8 @@ details, as in ppo_rnn.py:
   1 The memory runs on from rollout to rollout. It is zeroed where an episode ended, terminated or
     truncated, in collection and in learning alike.
   2 Targets are computed once a rollout, from the memories of the collection. A final observation is
-    valued with the memory of the episode that ends there.
+    valued with the memory of the episode that ends there. (purejaxql's files with a memory compute
+    them anew in each minibatch.)
   3 Sequences are learned whole, from the memory before the rollout. Minibatches are sets of
     environments.
   4 With `previous_inputs`, the network also sees the last action, one-hot, and its reward r as
@@ -220,16 +221,14 @@ def of_action(values, action):
 def epsilon_at(config, progress):
     """The probability of a random action: eps_end + left (eps_start - eps_end).
 
-    `left` is 0 (constant), max(1 - d, 0) (linear) or exp(-5 d) (exponential), with d = progress /
-    exploration_fraction and progress in [0, 1].
+    `left` is 0 (constant), max(1 - d, 0) (linear) or exp(-5 d) (exponential, below 1 % at d = 1),
+    with d = progress / exploration_fraction and progress in [0, 1].
     """
-    done = progress / config.exploration_fraction
     if config.exploration == "constant":
-        left = jnp.zeros_like(done)
-    elif config.exploration == "linear":
-        left = jnp.maximum(1.0 - done, 0.0)
-    else:  # less than 1 % is left at d = 1
-        left = jnp.exp(-5.0 * done)
+        return jnp.asarray(config.eps_end)
+    done = progress / config.exploration_fraction
+    linear = config.exploration == "linear"
+    left = jnp.maximum(1.0 - done, 0.0) if linear else jnp.exp(-5.0 * done)
     return config.eps_end + left * (config.eps_start - config.eps_end)
 
 

@@ -239,7 +239,7 @@ CRAFTAX_FULL = {
     "normalize_obs": False,
     "normalize_reward": False,
 }
-# Those of purejaxql's pqn_minatar.yaml.
+# Those of purejaxql's pqn_minatar.yaml. Its values also end at time limits; here they bootstrap.
 PQN_MINATAR = {
     "env": "Breakout-MinAtar",
     "total_timesteps": 10_000_000,
@@ -248,6 +248,7 @@ PQN_MINATAR = {
     "update_epochs": 2,
     "num_minibatches": 32,
     "learning_rate": 5e-4,
+    "adam_eps": 1e-8,
     "gamma": 0.99,
     "reward_scale": 1.0,
     "eps_end": 0.05,

@@ -265,8 +265,9 @@ def mean_of(logits, symlog_max):
     With k = 1 this is the mean of symexp. But a histogram of y spreads in symlog, so that its mean
     would be about k (y + 1) - 1, and bootstrapped targets would grow towards the last bin where
     k gamma is 1 or more. With its own k it is y, except within some bins of the ends, where the
-    histogram is cut off, and of 0, where symexp has a kink: there it is up to 1 + 0.4 s times y,
-    with s the deviation in symlog (1.04 with the defaults).
+    histogram is cut off, and of 0, where symexp has a kink: there it is up to 1 + s / 2 times y,
+    with s the deviation in symlog (1.045 with the defaults). So with coarse bins and a small
+    td_lambda, values near 0 grow where this factor times gamma exceeds 1.
     """
     number = logits.shape[-1]
     centres = symlog_max * (2.0 * jnp.arange(number) - (number - 1)) / (number - 1)  # 0 is exact

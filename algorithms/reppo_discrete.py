@@ -11,8 +11,8 @@ stays near the policy that collected the rollout, as PPO's does.
     state, metrics = train(jax.random.key(0))
     state, metrics = jax.vmap(train)(jax.random.split(jax.random.key(0), 8))
 
-Implementation details, from the paper and its public code (github.com/cvoelcker/reppo), which has
-this form for CartPole and MinAtar:
+Implementation details, from the paper and its public code (github.com/cvoelcker/reppo), whose
+branch dev has this form for CartPole and MinAtar:
   1 The critic gives the values of all actions. Expectations over the policy's actions are sums, so
     no loss draws an action.
   2 Targets are TD(lambda) returns with the entropy of the next state's policy, from the current
@@ -27,14 +27,14 @@ this form for CartPole and MinAtar:
   8 An early episode of each environment is cut at a random step. Otherwise episodes of equal length
     stay synchronised, and a rollout covers only one part of them.
   9 Forbidden actions have no probability, in acting, in expectations and in entropies.
-Seven things differ from that code. Bins are equidistant in symlog(value) (Hafner et al. 2023,
+Six things differ from that code. Bins are equidistant in symlog(value) (Hafner et al. 2023,
 https://arxiv.org/abs/2301.04104), and rewards are normalised, so no range of values has to be
-guessed. The target entropy is a share of the largest entropy. Theirs is 0 or less, so that their
-temperature only falls. Targets take the mean of the next values over actions, instead of the value
-of the next action. The prediction of the next features knows the action. The critic learns from
-truncated steps too. A terminated step has no entropy of a next policy. Statistics do not change
-while a rollout is collected and learned from. The networks differ too: norms are layer norms, and
-the critic's last feature layer has a norm and an activation.
+guessed. Targets take the mean of the next values over actions, instead of the value of the next
+action. The prediction of the next features knows the action. The critic learns from truncated steps
+too. A terminated step has no entropy of a next policy. Statistics do not change while a rollout is
+collected and learned from. The networks differ too: norms are layer norms, and the critic's last
+feature layer has a norm and an activation. The target entropy is a share of the largest entropy, as
+in that code, whose share is 0.5.
 """
 
 import math
@@ -279,8 +279,9 @@ def mean_of(logits, symlog_max):
     With k = 1 this is the mean of symexp. But a histogram of y spreads in symlog, so that its mean
     would be about k (y + 1) - 1, and bootstrapped targets would grow towards the last bin where
     k gamma is 1 or more. With its own k it is y, except within some bins of the ends, where the
-    histogram is cut off, and of 0, where symexp has a kink: there it is up to 1 + 0.4 s times y,
-    with s the deviation in symlog (1.04 with the defaults).
+    histogram is cut off, and of 0, where symexp has a kink: there it is up to 1 + s / 2 times y,
+    with s the deviation in symlog (1.045 with the defaults). So with coarse bins and a small
+    td_lambda, values near 0 grow where this factor times gamma exceeds 1.
     """
     number = logits.shape[-1]
     centres = symlog_max * (2.0 * jnp.arange(number) - (number - 1)) / (number - 1)  # 0 is exact

@@ -451,8 +451,9 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
     def temperature_loss(log_temperature, entropy):  # detail 6
         """alpha (H - target): its gradient step raises alpha where the entropy H is too small."""
-        surplus = entropy - size * config.target_entropy
-        return jnp.exp(log_temperature) * surplus * config.learn_temperature
+        if not config.learn_temperature:
+            return jnp.zeros(())
+        return jnp.exp(log_temperature) * (entropy - size * config.target_entropy)
 
     def policy_gradients(state, x, noise, rng):
         """Gradients for the actor and the temperature, the actor's loss, and the entropy."""

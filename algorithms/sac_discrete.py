@@ -348,9 +348,12 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         log_probs = log_probs_of(params, x, mask)
         return (jnp.exp(log_probs) * (temperature * log_probs - values)).sum(-1).mean(), log_probs
 
-    def temperature_loss(log_temperature, surplus):  # detail 5
+    def temperature_loss(log_temperature, entropy, log_probs, mask):  # detail 5
         """alpha (H - target): its gradient step raises alpha where the entropy H is too small."""
-        return jnp.exp(log_temperature) * surplus * config.learn_temperature
+        if not config.learn_temperature:
+            return jnp.zeros(())
+        target = config.target_entropy * largest_entropy(log_probs, mask)
+        return jnp.exp(log_temperature) * (entropy - target).mean()
 
     def gradient_step(state, draws, progress):
         """Learns from a batch of windows; all three losses see the parameters before it."""
@@ -366,8 +369,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             state.policy.params, x, mask, values, temperature
         )
         entropy = entropy_of(log_probs)
-        surplus = (entropy - config.target_entropy * largest_entropy(log_probs, mask)).mean()
-        of_temperature = jax.grad(temperature_loss)(state.log_temperature, surplus)
+        of_temperature = jax.grad(temperature_loss)(state.log_temperature, entropy, log_probs, mask)
         params = Params(
             actor=state.policy.params,
             critics=state.critic_params,

@@ -177,8 +177,9 @@ def check_spaces(info: Info, config: Any, env: Any, env_params: Any) -> None:
 
 
 def warn_of_units(env: Any, env_params: Any) -> None:
-    """Warns of continuous actions whose units do not suit a Gaussian that begins with a standard
-    deviation of 1: it never explores a far larger box, and plays the bounds of a far smaller one.
+    """Warns of continuous actions whose units do not suit a Gaussian that begins around 0 with a
+    standard deviation of 1: it never explores a far larger box, and plays a bound alone of a far
+    smaller one and of one without 0.
 
     Infinite bounds say nothing of the units, and traced ones are not known.
 
@@ -186,13 +187,17 @@ def warn_of_units(env: Any, env_params: Any) -> None:
       env, env_params: from `envs.make`.
     """
     space = env.action_space(env_params)
-    bounds = bounds_of(space) if hasattr(space, "low") else np.zeros(0)
-    far = bounds[(bounds > NEAR[1]) | ((bounds < NEAR[0]) & (bounds > 0))]
+    low, high = ends_of(space) if hasattr(space, "low") else np.zeros((2, 0))
+    size, half = np.maximum(-low, high), 0.5 * (high - low)
+    far = ((size > NEAR[1]) & (size < NO_BOUND)) | (half < NEAR[0]) | (low > 0.0) | (high < 0.0)
+    far = np.flatnonzero(far & (half > 0.0))
     if far.size:
-        size = far[np.argmax(np.abs(np.log(far)))]
+        worst = far[np.argmax(np.abs(np.log(half[far])))]
+        ends = f"{low[worst]:g} and {high[worst]:g}"
+        ends = f"+-{high[worst]:g}" if low[worst] == -high[worst] else ends
         warn(
-            f"{env.name} has actions between +-{size:g}, and the policy explores with a standard "
-            "deviation of 1 at first: the environment setting rescale_action=true suits it"
+            f"{env.name} has actions between {ends}, and the policy explores around 0 with a "
+            "standard deviation of 1 at first: the environment setting rescale_action=true suits it"
         )
 
 
@@ -223,11 +228,16 @@ def sees_raw(config: Any, env: Any, env_params: Any) -> bool:
 
 def bounds_of(space: Any) -> np.ndarray:
     """The largest size of each number of a Box, without those that have none or are traced."""
-    if any(isinstance(x, jax.core.Tracer) for x in (space.low, space.high)):
-        return np.zeros(0)
-    low, high = (np.broadcast_to(jax.device_get(x), space.shape) for x in (space.low, space.high))
-    bounds = np.maximum(np.abs(low), np.abs(high))
+    bounds = np.abs(ends_of(space)).max(0)
     return bounds[bounds < NO_BOUND]
+
+
+def ends_of(space: Any) -> np.ndarray:
+    """The bounds of all numbers of a Box, (2, numbers); (2, 0) if they are traced."""
+    ends = space.low, space.high
+    if any(isinstance(x, jax.core.Tracer) for x in ends):
+        return np.zeros((2, 0))
+    return np.stack([np.broadcast_to(jax.device_get(x), space.shape).ravel() for x in ends])
 
 
 def check_game(info: Info, config: Any, env: Any, env_params: Any) -> None:

@@ -136,8 +136,8 @@ class Torso(nn.Module):
     has a dense layer for each size. "simba" has a residual block with layer norm for each size, and
     a last layer norm (Lee et al. 2024, arXiv:2410.09754, section 4). Its sizes are all equal.
 
-    Parameters, norms, residual sums and features are float32 in any case. With bfloat16 the layers
-    multiply and activate in it.
+    Parameters, norms, simba's residual sums and features are float32 in any case. With bfloat16 the
+    layers multiply and activate in it, and the sums of the convolutions "impala" are in it.
     """
 
     sizes: tuple[int, ...]

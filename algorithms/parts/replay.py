@@ -17,6 +17,7 @@ from algorithms.parts import capacity, shards
 from algorithms.parts.checks import check_choices, check_sizes
 from algorithms.parts.spaces import flat_draw
 from algorithms.parts.training import num_updates
+from envs.warn import warn
 
 # Dtypes of stored observations; "" keeps the environment's.
 DTYPES = ("", "bool", "int8", "float16", "bfloat16", "float32")
@@ -321,6 +322,13 @@ def check_rounds(config: Any) -> None:
         raise ValueError(
             f"learning_starts={config.learning_starts} leaves nothing of total_timesteps="
             f"{config.total_timesteps} to learn in; {config.total_timesteps // 10} would do"
+        )
+    rounds = (config.total_timesteps - config.learning_starts) // config.num_envs
+    steps = rounds * config.updates_per_step // config.train_every
+    if getattr(config, "target_every", 0) > max(steps, 1):
+        warn(
+            f"target_every={config.target_every} is more than the run's {steps} gradient steps, so "
+            f"the target network never moves; {max(steps // 100, 1)} would do"
         )
 
 

@@ -39,11 +39,13 @@ class ActionSpace:
     def sample(self, actions: Any, noise: jax.Array, key: jax.Array) -> jax.Array:
         """A sample of a distribution from noise that was drawn ahead.
 
-        A distribution without `sample_from`, such as one of distrax, gets a key made of `key`.
+        A distribution without `sample_from`, such as one of distrax, gets a key made of `key`. It
+        is none into which `environments.step` splits `key`: these are fold_in(key, i) for an
+        environment's index i.
         """
         if hasattr(actions, "sample_from"):
             return actions.sample_from(noise)
-        return actions.sample(seed=jax.random.fold_in(key, 1))
+        return actions.sample(seed=jax.random.fold_in(key, 2**31 - 1))
 
     def clip(self, action: jax.Array) -> jax.Array:
         """Actions (...) or (..., size) in the environment's shape, clipped to a Box."""

@@ -462,7 +462,7 @@ STATIC_OTHER = dict(
     cell="mingru",
     compute_dtype="bfloat16",
     conv_layers="none",
-    exploration="exponential",
+    exploration="constant",
     minibatch_of="trajectories",
     mixer="sum",
     network="simba",
@@ -515,22 +515,40 @@ def other_static(case, config, name):
 
 
 def programs(case, config, world):
-    """The programs of the start and of an update as text, one at a time: tracing takes long."""
+    """The programs of the start and of an update as text, one at a time: tracing takes long.
+
+    An update that reads a float also uses it, or nobody would warn of it.
+    """
     env, params = world
     learner, key = case.module.learner, jax.eval_shape(lambda: jax.random.key(0))
     floats, params = (jax.tree.map(jnp.asarray, x) for x in (config, params))
     start = lambda config, params, key: learner(config, env, params).init(key)
     start, state = jax.make_jaxpr(start, return_shape=True)(floats, params, key)
-    yield text(start)
-    update = lambda config, params, state: learner(config, env, params).update(state)
-    yield text(jax.make_jaxpr(update)(floats, params, state))
+    yield text(start)[0]
+    read = set()
+
+    def update(config, params, state):
+        config = reads.watched(config)
+        new = learner(config, env, params).update(state)
+        read.update(vars(config)["_read"])
+        return new
+
+    found, used = text(jax.make_jaxpr(update)(floats, params, state))
+    names = [path[0].name for path, _ in jax.tree_util.tree_leaves_with_path(floats)]
+    idle = {name for name, is_used in zip(names, used) if not is_used}
+    assert not idle & read, f"of {config}"
+    yield found
 
 
 def text(program):
-    """The equations that lead to results, with variables numbered in order of appearance."""
-    found = str(dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))[0])
+    """The equations that lead to results, with variables numbered in order of appearance.
+
+    And which inputs they need.
+    """
+    needed, used = dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))
+    found = str(needed)
     assert not re.search(r"\b0x[0-9a-f]{6}", found), "an address would always differ"
-    return found
+    return found, used
 
 
 def of_run(case, config, world):

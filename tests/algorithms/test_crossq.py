@@ -349,6 +349,7 @@ CASE = Case(
     refused=(
         *REFUSED,
         (dict(policy_every=0), "policy_every=0"),
+        (dict(batch_size=1), "batch_size=1: give 2 or more; batch norms need it"),
         (dict(num_critics=0), "num_critics=0: give a whole number, 1 or more"),
         TAKES_BOX,
     ),

@@ -921,6 +921,7 @@ CASE = Case(
         (dict(updates_per_step=0), "updates_per_step=0"),
         (dict(batch_size=8.5), "batch_size=8.5"),
         (dict(imagine_steps=0), "imagine_steps=0"),
+        (dict(sequence_length=1), "sequence_length=1: give 2 or more"),
         (dict(layers=0), "layers=0"),
         (dict(num_bins=10), "num_bins=10: give an odd number, 3 or more, as 11"),
         (dict(num_bins=1), "num_bins=1: give an odd number, 3 or more, as 3"),

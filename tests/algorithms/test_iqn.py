@@ -9,6 +9,7 @@ import pytest
 import scipy
 
 from algorithms import iqn, parts
+from algorithms.parts import reads
 from tests import probe as tasks
 from tests.algorithms.cases import Case
 from tests.algorithms.launch.test_cli import main
@@ -100,6 +101,10 @@ CASE = Case(
         *REFUSED,
         (dict(hidden_sizes=()), r"hidden_sizes=\(\) leaves no layer that sees the levels"),
         (dict(num_policy_levels=0), "num_policy_levels=0: give a whole number, 1 or more"),
+        (
+            dict(num_cosines=1),
+            "num_cosines=1: the first cosine is 1 at every level; give 2 or more",
+        ),
         (dict(risk="none"), "risk='none': give neutral or cvar or wang"),
     ),
     probes={"discrete": False},
@@ -174,7 +179,10 @@ def test_the_network_multiplies_features_by_the_embedding():
 
 
 def test_risks():
-    distort = lambda risk, level: np.asarray(iqn.distort(jnp.array(LEVELS), risk, level))
+    def distort(risk, level):
+        config = iqn.Config(risk=risk, risk_level=level)
+        return np.asarray(iqn.distort(jnp.array(LEVELS), config))
+
     np.testing.assert_allclose(distort("neutral", 0.3), LEVELS, rtol=1e-6)
     np.testing.assert_allclose(distort("cvar", 0.25), 0.25 * LEVELS, rtol=1e-6)
     normal = scipy.stats.norm
@@ -187,9 +195,18 @@ def test_risks():
     np.testing.assert_allclose(distort("power", -2.0), 1 - (1 - LEVELS) ** (1 / 3), rtol=1e-4)
 
 
+def test_a_level_without_a_risk_is_not_read():
+    """So who asks for one is told that it has no effect."""
+    for risk, level in (("neutral", set()), ("cvar", {"risk_level"})):
+        config = reads.watched(iqn.Config(risk=risk))
+        iqn.distort(jnp.array(LEVELS), config)
+        assert vars(config)["_read"] == {"risk"} | level
+
+
 @pytest.mark.parametrize("risk", iqn.RISKS)
 def test_each_risk_is_neutral_by_default_and_finite_wherever_it_may_be(risk):
-    distort = jax.jit(lambda level: iqn.distort(jnp.array(LEVELS), risk, level))
+    config = iqn.Config(risk=risk)
+    distort = jax.jit(lambda x: iqn.distort(jnp.array(LEVELS), config.replace(risk_level=x)))
     for level in [iqn.Config().risk_level] + [1.0] * (risk in ("cvar", "cpw")):
         np.testing.assert_allclose(distort(level), LEVELS, rtol=1e-4)
     for level in (-3e38, -300.0, 1e-30, 1.0, 300.0, 3e38):

@@ -148,6 +148,13 @@ def largest(x: jax.Array) -> jax.Array:
     return jnp.abs(x.astype(jnp.float32)).max()
 
 
+@functools.partial(jax.jit, static_argnums=1)
+def largest_loss(x: jax.Array, dtype: str) -> jax.Array:
+    """By how much a dtype changes numbers in an array of trials at most, (trials,)."""
+    exact = x.astype(jnp.float32)
+    return largest(exact - exact.astype(dtype).astype(jnp.float32))
+
+
 def over_trials(
     function: Callable, layout: Layout, in_place: bool = False, blocks: Callable | None = None
 ) -> Callable:

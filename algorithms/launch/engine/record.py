@@ -153,9 +153,13 @@ class Record:
             self.session.view.warn_once(cause, text)
 
     def _of_units(self, row: Metrics, states: Any) -> Iterator[tuple[object, str]]:
-        """Of a user's own environment."""
+        """Of observations that the replay buffer changes, and of a user's own environment."""
         trainer = self.session.trainer
         states = getattr(states, "members", states)  # of a population
+        dtype = getattr(trainer.config, "buffer_dtype", "")
+        if dtype in ("bool", "int8"):  # a float is only rounded
+            lost = self.session.layout.gather(programs.largest_loss(states.observation, dtype))
+            yield "stored", changed_observations(trainer.env.name, dtype, np.nanmax(lost))
         if self.is_watched and hasattr(states, "observation"):
             sizes = self.session.layout.gather(programs.largest(states.observation))
             size = float(np.nanmax(sizes, initial=0.0))
@@ -171,6 +175,16 @@ class Record:
         if not sees_raw(trainer.config, env, params):
             return False
         return bool(bounds_of(env.observation_space(params)).max(initial=0.0) <= LARGE)
+
+
+def changed_observations(name: str, dtype: str, most: float) -> str:
+    """Of an environment whose stored observations differ by this much at most."""
+    if most == 0.0:
+        return ""
+    return (
+        f"buffer_dtype={dtype!r} changes observations of {name} by up to {most:.3g} in the replay "
+        'buffer: "" keeps them, bfloat16 rounds them'
+    )
 
 
 def large_observations(name: str, size: float) -> str:

@@ -12,7 +12,7 @@ import pytest
 from flax import struct
 
 from algorithms import dqn, dreamer, flashsac, launch, reinforce
-from algorithms.launch.engine import metrics, record
+from algorithms.launch.engine import metrics, programs, record
 from algorithms.launch.engine.errors import heed_warnings
 from algorithms.launch.tools import evaluation, match, robustness
 from algorithms.parts import checks
@@ -236,6 +236,24 @@ def test_units_that_a_population_meets_are_told_of(capsys, vmapped_keys):
     launch.pbt(reinforce, config, ranges, members=2, rounds=2, save=False)
     err = capsys.readouterr().err
     assert err.count(SEEN) == err.count(EARNED) == 1
+
+
+def test_observations_that_the_buffer_changes_are_told_of_once(capsys):
+    config = dqn.Config(total_timesteps=64, num_envs=2, learning_starts=16, buffer_size=64)
+    config = config.replace(hidden_sizes=(4,), num_evals=2, num_eval_episodes=0, batch_size=2)
+    launch.run(dqn, config.replace(buffer_dtype="bool"), save=False)
+    told = capsys.readouterr().err.count("buffer_dtype='bool' changes observations of CartPole-v1")
+    assert told == 1
+    text = record.changed_observations("Its", "int8", 0.75)
+    assert text.startswith("buffer_dtype='int8' changes observations of Its by up to 0.75 in the")
+    assert record.changed_observations("Its", "int8", 0.0) == ""
+
+
+def test_the_largest_loss_is_that_of_each_trial():
+    x = jnp.array([[[0.0, 1.0]], [[0.25, 1.0]], [[1.0, -1.0]]])
+    np.testing.assert_array_equal(programs.largest_loss(x, "bool"), [0.0, 0.75, 2.0])
+    np.testing.assert_array_equal(programs.largest_loss(x, "int8"), [0.0, 0.25, 0.0])
+    np.testing.assert_array_equal(programs.largest_loss(x > 0.5, "bool"), np.zeros(3))
 
 
 def test_episodes_of_one_step_are_told_apart_from_others():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import operator
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 import envs
-from algorithms import parts
+from algorithms import dqn, parts
 from algorithms.parts import replay as module
+from envs import warn
 from tests import probe as tasks
 
 GAMMA = 0.9
@@ -425,3 +427,21 @@ def test_items_of_several_steps_are_held_until_they_are_overwritten():
             np.testing.assert_array_equal(buffer.held(replay, rows, back)[:written], there)
             earlier = number[buffer.after(rows, -back)][:written]
             np.testing.assert_array_equal(earlier[there], number[:written][there] - back)
+
+
+def test_a_target_network_that_never_moves_is_told_of(monkeypatch):
+    """Such as with a number that counts steps of the environment elsewhere."""
+    monkeypatch.setattr(warn, "_told", set())
+    config = dqn.Config(total_timesteps=20_000, num_envs=16, learning_starts=10_000, train_every=5)
+    config = config.replace(
+        updates_per_step=2, target_every=250
+    )  # 250 gradient steps in 125 rounds
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        parts.check_rounds(config)
+    with pytest.warns(warn.KitWarning) as told:
+        parts.check_rounds(config.replace(target_every=251))
+    assert str(told[0].message) == (
+        "target_every=251 is more than the run's 250 gradient steps, so the target network never "
+        "moves; 2 would do"
+    )

@@ -74,17 +74,22 @@ def told(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "space, size",
+    "space, ends",
     [
-        (spaces.Box(-1e4, 1e4, (2,)), "10000"),
-        (spaces.Box(-1e-3, 1e-3, (2,)), "0.001"),
-        (spaces.Box(0.0, 11.0, ()), "11"),
-        (box([-1.0, -0.05], [1.0, 0.02]), "0.05"),
-        (box([-1.0, -jnp.inf], [20.0, jnp.inf]), "20"),
+        (spaces.Box(-1e4, 1e4, (2,)), r"\+-10000"),
+        (spaces.Box(-1e-3, 1e-3, (2,)), r"\+-0.001"),
+        (spaces.Box(0.0, 11.0, ()), "0 and 11"),
+        (box([-1.0, -0.05], [1.0, 0.02]), "-0.05 and 0.02"),
+        (box([-1.0, -jnp.inf], [20.0, jnp.inf]), "-1 and 20"),
+        (box([-1.0, 4.0], [1.0, 5.0]), "4 and 5"),
+        (box([-3.0, -1.0], [-2.5, 1.0]), "-3 and -2.5"),
+        (spaces.Box(0.99, 1.0, (2,)), "0.99 and 1"),
+        (spaces.Box(-0.01, 0.15, (2,)), "-0.01 and 0.15"),
+        (spaces.Box(2.0, jnp.inf, (1,)), "2 and inf"),
     ],
 )
-def test_boxes_far_from_a_gaussian_are_told_of_once(told, space, size):
-    told_of = rf"Acting has actions between \+-{size}, and .* rescale_action=true suits it"
+def test_boxes_far_from_a_gaussian_are_told_of_once(told, space, ends):
+    told_of = rf"Acting has actions between {ends}, and .* rescale_action=true suits it"
     with pytest.warns(warn.KitWarning, match=told_of):
         warn_of_units(Acting(space), None)
     warn_of_units(Acting(space), None)
@@ -97,6 +102,8 @@ def test_boxes_that_suit_a_gaussian_are_not_told_of(told):
         spaces.Box(-0.1, 0.1, (2,)),
         spaces.Box(-jnp.inf, jnp.inf, (2,)),
         box([0.0, -1.0], [0.0, 1.0]),
+        spaces.Box(0.0, 1.0, (2,)),
+        spaces.Box(-jnp.inf, 0.0, (2,)),
     ):
         warn_of_units(Acting(space), None)
     trace = lambda end: warn_of_units(Acting(spaces.Box(-end, end, (2,))), None)
@@ -119,6 +126,19 @@ def test_normal_noise_becomes_uniform():
     noise = jax.random.normal(jax.random.key(0), (40_000,))
     counts = np.histogram(ActionSpace(None).uniform_from(noise), 10, (-1.0, 1.0))[0] / 40_000
     np.testing.assert_allclose(counts, 0.1, atol=0.008)
+
+
+def test_a_distribution_that_draws_by_itself_has_a_key_of_its_own():
+    """No environment's step has it, whatever their number."""
+    key, keys = jax.random.key(0), []
+    distribution = types.SimpleNamespace(sample=lambda seed: keys.append(seed))
+    with jax.debug_key_reuse(False):  # as for users
+        ActionSpace(spaces.Discrete(2)).sample(distribution, jnp.zeros(2), key)
+        ActionSpace(spaces.Discrete(2)).sample(distribution, jnp.zeros(2), key)
+        of_steps = jax.random.key_data(jax.random.split(key, 300))
+    first, second = (jax.random.key_data(x) for x in keys)
+    np.testing.assert_array_equal(first, second)
+    assert not (of_steps == first).all(1).any() and not (jax.random.key_data(key) == first).all()
 
 
 def test_discrete_actions_are_what_they_are():
