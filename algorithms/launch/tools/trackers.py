@@ -26,38 +26,44 @@ SUMMARY = ("final_return", "mean_return", "worst_seed")  # objectives that wandb
 
 
 class Trackers(Output):
-    """The trackers that were asked for, as an output of a run."""
+    """The trackers that were asked for, as an output of a run.
 
-    trackers: Sequence["Tracker"] = ()
+    One that fails becomes one warning on stderr and falls silent: no run is lost to it.
+    """
+
+    trackers: Mapping[str, "Tracker"] = MappingProxyType({})  # by what people call them
 
     def open(self) -> None:
         session, run_dir = self.session, self.record.run_dir
-        self.trackers = open_trackers(
-            session.options.tracked,
-            one_run_per_seed=session.options.one_run_per_seed,
+        told = Told(
             run_dir=run_dir.path,
-            name=run_dir.path.name,
-            group=run_dir.path.parent.name if session.in_sweep else None,
             config={"algorithm": run_dir.algorithm, **run_dir.description["config"]},
-            trials=session.trials,
-            static=session.chunk.static,
+            parts=split(session.trials, session.options.one_run_per_seed),
             resume=self.record.start.resumed,
-            save=files.write_json,
+            group=run_dir.path.parent.name if session.in_sweep else None,
+            static=session.chunk.static,
         )
+        self.trackers = open_trackers(session.options.tracked, told)
 
     def at(self, point: Any, states: Any) -> None:
-        for tracker in self.trackers if self.record.logged else ():
-            tracker.log(self.record.logged, point.timestep)
+        if self.record.logged:
+            self._tell("log", self.record.logged, point.timestep)
 
     def gif(self, file: Path, timestep: int) -> None:
-        for tracker in self.trackers:
-            tracker.gif(file, timestep)
+        self._tell("gif", file, timestep)
 
     def close(self) -> None:
         session, metrics = self.session, stack(self.record.rows)
         given = (session.chunk.static, session.trials, metrics, self.record.were_finite)
-        for tracker in self.trackers:
-            tracker.close(results.Part(*given).outcomes())
+        self._tell("close", results.Part(*given).outcomes())
+
+    def _tell(self, method: str, *given: Any) -> None:
+        for label, tracker in self.trackers.items():
+            try:
+                getattr(tracker, method)(*given)
+            except Exception as error:  # whatever network or disk come up with
+                self.trackers = {n: x for n, x in self.trackers.items() if n != label}
+                warn(f"{label} stops tracking: {type(error).__name__}: {error}")
 
 
 class Tracker(Protocol):
@@ -102,47 +108,21 @@ def _missing(option: str) -> UserError:
 class Told(NamedTuple):
     """What a tracker is told of a run."""
 
-    parts: "list[Part]"  # of the trials: a run of the tracker for each
-    run_dir: Path  # everything is written in here
-    name: str  # of the run
+    run_dir: Path  # of the run, whose name it has; everything is written in here
     config: dict[str, Any]  # what wandb's table of runs shows
+    parts: "list[Part]"  # of the trials: a run of the tracker for each
     resume: bool  # go on with the wandb runs noted in run_dir
-    save: Callable[[Path, Any], None]  # writes such notes as JSON, whole or not at all
-    group: str | None  # of the runs in wandb: the name of the sweep that the run is a chunk of
-    static: Mapping[str, Any]  # the sweep's static fields
+    group: str | None = None  # of the runs in wandb: the sweep that the run is a chunk of
+    static: Mapping[str, Any] = MappingProxyType({})  # the sweep's static fields
 
 
-def open_trackers(
-    asked: Sequence[str],
-    *,
-    one_run_per_seed: bool,
-    run_dir: Path,
-    name: str,
-    config: dict[str, Any],
-    trials: Trials,
-    resume: bool,
-    save: Callable[[Path, Any], None],
-    group: str | None = None,
-    static: Mapping[str, Any] = MappingProxyType({}),
-) -> list[Tracker]:
-    """Opens the trackers that were asked for.
-
-    A tracker that fails later becomes one warning on stderr and falls silent: no run is lost to it.
-
-    Args:
-      asked: the options of trackers that are set.
-      one_run_per_seed: give every trial a run of its own (grouped in wandb, a folder each in
-        TensorBoard); else one run for each setting of a sweep has `seed_3/eval/return` and so on
-        beside their means.
-      trials: their seeds and swept floats.
-      run_dir, name, config, resume, save, group, static: as of `Told`.
+def open_trackers(asked: Sequence[str], told: Told) -> dict[str, Tracker]:
+    """The trackers of these options, by what people call them.
 
     Raises:
       UserError: a library is missing, or a tracker cannot start.
     """
-    parts = split(trials, one_run_per_seed)
-    told = Told(parts, Path(run_dir), name, config, resume, save, group, static)
-    return [_Guarded(TRACKERS[option].label, TRACKERS[option].make(told)) for option in asked]
+    return {TRACKERS[option].label: TRACKERS[option].make(told) for option in asked}
 
 
 class Part(NamedTuple):
@@ -214,31 +194,6 @@ def _rows(point: dict[str, np.ndarray], parts: list[Part]) -> list[dict[str, flo
     ]
 
 
-class _Guarded:
-    """Turns a tracker's first failure into a warning, and leaves it alone from then on."""
-
-    def __init__(self, label: str, tracker: Tracker):
-        self.label, self.tracker, self.failed = label, tracker, False
-
-    def log(self, point: dict[str, np.ndarray], timestep: int) -> None:
-        self._try(self.tracker.log, point, timestep)
-
-    def gif(self, path: Path, timestep: int) -> None:
-        self._try(self.tracker.gif, path, timestep)
-
-    def close(self, outcomes: Sequence[Outcome] = ()) -> None:
-        self._try(self.tracker.close, outcomes)
-
-    def _try(self, call: Callable, *args: Any) -> None:
-        if self.failed:
-            return
-        try:
-            call(*args)
-        except Exception as error:  # whatever network or disk come up with: training matters more
-            self.failed = True
-            warn(f"{self.label} stops tracking: {type(error).__name__}: {error}")
-
-
 class _Wandb:
     """One wandb run for each part, with environment steps as the x axis.
 
@@ -251,8 +206,8 @@ class _Wandb:
             import wandb
         except ImportError as error:
             raise _missing("track") from error
-        parts, run_dir, name, config, resume, save, group, static = told
-        self.wandb, self.parts = wandb, parts
+        run_dir, config, parts, resume, group, static = told
+        self.wandb, self.parts, name = wandb, parts, run_dir.name
         notes = run_dir / "wandb" / "runs.json"  # run ids, so that a resumed run goes on in them
         ids = _noted(notes) if resume else {}
         of_sweep = run_dir.parent / "wandb.json" if group else None
@@ -272,9 +227,9 @@ class _Wandb:
             self.runs.append(self._start(run_dir, title, columns, options))
             ids[label] = shared[key] = self.runs[-1].id
         notes.parent.mkdir(exist_ok=True)
-        save(notes, ids)
+        files.write_json(notes, ids)
         if of_sweep:
-            save(of_sweep, shared)
+            files.write_json(of_sweep, shared)
 
     def _start(self, run_dir: Path, label: str, config: dict, options: dict) -> Any:
         try:

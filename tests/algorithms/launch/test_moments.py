@@ -37,7 +37,7 @@ def test_trackers_get_points_with_metrics_and_are_closed_last(tmp_path, monkeypa
         close=lambda outcomes: closed.append((curve.exists(), len(outcomes))),
     )
     monkeypatch.setattr(trackers, "check_libraries", lambda *_: None)
-    monkeypatch.setattr(trackers, "open_trackers", lambda *_, **__: [tracker])
+    monkeypatch.setattr(trackers, "open_trackers", lambda *_: {"": tracker})
     config = CONFIG.replace(eval_at_start=at_start)
     launch.run(toy, config, num_seeds=2, run_dir=curve.parent, track=True)
     assert logged == [0, 50, 100, 150, 200][not at_start :] and closed == [(True, 2)]

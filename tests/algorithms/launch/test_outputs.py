@@ -21,7 +21,7 @@ from PIL import Image, ImageSequence
 
 import envs
 from algorithms import launch
-from algorithms.launch.engine import files, plots, progress, results
+from algorithms.launch.engine import plots, progress, results
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.settings import Trials
 from algorithms.launch.tools import evaluation, render, trackers
@@ -286,10 +286,10 @@ TOGETHER = MEANS | {f"seed_{s}/{k}": v for s, e in zip(SEEDS, EACH) for k, v in 
 
 def _open(run_dir: Path, **options: Any) -> list[trackers.Tracker]:
     asked = [name for name in trackers.TRACKERS if options.pop(name, False)]
-    defaults = {"one_run_per_seed": False, "resume": False}
     config = {"learning_rate": 1e-3, "target_kl": float("inf"), "hidden_sizes": (64, 64)}
-    common = {"run_dir": run_dir, "name": "a run", "config": config, "trials": Trials(list(SEEDS))}
-    return trackers.open_trackers(asked, **(defaults | options), **common, save=files.write_json)
+    parts = trackers.split(Trials(list(SEEDS)), options.get("one_run_per_seed", False))
+    told = trackers.Told(run_dir, config, parts, options.get("resume", False))
+    return [*trackers.open_trackers(asked, told).values()]
 
 
 def _gif(path: Path) -> Path:
@@ -405,7 +405,7 @@ def test_wandb_offline_runs_read_back(tmp_path, monkeypatch):
     ((run_id, rows),) = _wandb_runs(tmp_path, rows=2).items()
     _assert_row(rows[0], TOGETHER)
     assert rows[0]["timestep"] == 100 and rows[1]["episode/path"].endswith(".gif")
-    assert json.loads((tmp_path / "wandb/runs.json").read_text()) == {"a run": run_id}
+    assert json.loads((tmp_path / "wandb/runs.json").read_text()) == {tmp_path.name: run_id}
     assert list(tmp_path.glob("wandb/offline-run-*/files/media/videos/*.gif"))
 
     (tracker,) = _open(tmp_path, track=True, resume=True)  # goes on in the same run
@@ -497,7 +497,7 @@ def test_wandb_run_per_seed(tmp_path, wandb_runs):
     tracker.log(POINT, 100)
     tracker.close()
     ids = json.loads((tmp_path / "wandb/runs.json").read_text())
-    assert ids == {f"a run__seed_{seed}": run.id for seed, run in zip(SEEDS, wandb_runs)}
+    assert ids == {f"{tmp_path.name}__seed_{seed}": run.id for seed, run in zip(SEEDS, wandb_runs)}
     for run, expected in zip(wandb_runs, EACH, strict=True):
         _assert_row(run.rows[0], expected)
 
@@ -506,12 +506,15 @@ def test_a_tracker_that_fails_warns_once_and_the_run_goes_on(capsys):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    tracker = trackers._Guarded("TensorBoard", SimpleNamespace(log=full, close=full))
-    tracker.log(POINT, 100)
-    tracker.log(POINT, 200)
-    tracker.close()
+    logged, record = [], SimpleNamespace(session=None, logged=POINT)
+    output = trackers.Trackers(record)
+    other = SimpleNamespace(log=lambda _, timestep: logged.append(timestep))
+    output.trackers = {"TensorBoard": SimpleNamespace(log=full), "other": other}
+    for timestep in (100, 200):
+        output.at(SimpleNamespace(timestep=timestep), None)
     message = capsys.readouterr().err
     assert message.count("warning") == 1 and "TensorBoard" in message and "No space" in message
+    assert logged == [100, 200]
 
 
 @pytest.mark.parametrize(

@@ -360,9 +360,9 @@ def test_a_hook_that_stops_at_the_last_point_stops_nothing():
 
 def test_trackers_are_told_the_algorithm(tmp_path, monkeypatch):
     told = []
-    monkeypatch.setattr(trackers, "open_trackers", lambda _, **given: told.append(given) or [])
+    monkeypatch.setattr(trackers, "open_trackers", lambda _, one: told.append(one) or {})
     launch.run(toy, CONFIG, run_dir=tmp_path / "run", track=True)
-    assert told[0]["config"]["algorithm"] == "toy" and told[0]["config"]["gamma"] == 0.99
+    assert told[0].config["algorithm"] == "toy" and told[0].config["gamma"] == 0.99
 
 
 def test_a_trial_that_is_not_finite_is_told_of_once(tmp_path, capsys):
@@ -661,8 +661,8 @@ def test_a_tracker_without_its_library_leaves_nothing(tmp_path, monkeypatch, opt
 def test_a_start_that_fails_does_not_block_its_directory(tmp_path, monkeypatch):
     """As --track does without a login, which is found out when the directory is there."""
 
-    def no_login(asked, *, run_dir, **_):
-        (run_dir / "wandb").mkdir()
+    def no_login(asked, told):
+        (told.run_dir / "wandb").mkdir()
         raise UserError("--track: wandb cannot start")
 
     monkeypatch.setattr(trackers, "check_libraries", lambda *_: None)
