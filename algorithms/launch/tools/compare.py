@@ -5,11 +5,11 @@
     python -m algorithms.launch.compare --optuna sqlite:///study.db runs/SWEEP ...
     python -m algorithms.launch.compare runs/SWEEP --objective steps_to=-200
 
-Seeds of equal settings are pooled, whatever runs they are in; where a run began (--init-from) is
-one of the settings. Of finished sweeps of the same settings on several environments it also says
-how much tuning for each environment brings. With --optuna sweeps become studies for
-optuna-dashboard, in place of a table. With --objective the settings of one sweep are ranked anew,
-see `ranking`.
+Seeds of equal settings are pooled, whatever runs they are in; a seed that is in several counts
+once. Where a run began (--init-from) is one of the settings. Of finished sweeps of the same
+settings on several environments it also says how much tuning for each environment brings. With
+--optuna sweeps become studies for optuna-dashboard, in place of a table. With --objective the
+settings of one sweep are ranked anew, see `ranking`.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def compare(
     names = {path.resolve(): path for path in paths}
     read = _completed([_read(names[path]) for path in given])
     metric = _metric(read, metric)
-    trials = [trial for one in read for trial in _trials(one, metric)]
+    trials = comparison.once([trial for one in read for trial in _trials(one, metric)])
     panels = figures.chosen(comparison.curves(trials))
     tables = [comparison.table(panels), comparison.aggregate(panels, figures.bounds)]
     more, made = figures.make(panels, METRICS[metric])

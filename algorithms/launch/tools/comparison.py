@@ -78,10 +78,6 @@ def curves(trials: Sequence[Trial]) -> dict[str, list[Pooled]]:
 
 def _curve(environment: str, label: str, trials: list[Trial]) -> Pooled:
     name = f"{label} on {environment}"
-    seeds = results.grouped(trials, lambda trial: trial.outcome.seed)
-    if twice := [trial for same in seeds.values() if len(same) > 1 for trial in same]:
-        who = ", ".join(map(str, dict.fromkeys(trial.outcome.seed for trial in twice)))
-        warn(f"{name}: seed {who} is in more than one of {_runs(twice)}; each one counts")
     finite = [trial.outcome for trial in trials if trial.outcome.is_finite]
     if not finite:
         return Pooled(environment, label, trials, np.zeros(0, int), np.zeros((0, 0)))
@@ -96,6 +92,22 @@ def _curve(environment: str, label: str, trials: list[Trial]) -> Pooled:
         )
     returns = [outcome.returns[np.isin(outcome.timesteps, x)] for outcome in finite]
     return Pooled(environment, label, trials, x, np.stack(returns, 1))
+
+
+def once(trials: Sequence[Trial]) -> list[Trial]:
+    """Each seed of a setting once, where it came furthest: a repetition in another run says nothing
+    of other seeds."""
+    setting = lambda trial: str(sorted(trial.outcome.setting.items()))
+    steps = lambda trial: trial.outcome.timesteps.max(initial=0)
+    seeds = results.grouped(trials, lambda t: (*_task(t), setting(t), t.outcome.seed)).values()
+    twice = [trial for same in seeds if len(same) > 1 for trial in same]
+    for (environment, algorithm), those in results.grouped(twice, _task).items():
+        who = ", ".join(map(str, dict.fromkeys(trial.outcome.seed for trial in those)))
+        warn(
+            f"{algorithm} on {environment}: more than one of {_runs(those)} has seed {who} of "
+            "equal settings; a seed counts once"
+        )
+    return [max(same, key=steps) for same in seeds]
 
 
 def _task(trial: Trial) -> tuple[str, str]:

@@ -139,9 +139,13 @@ def test_broken_seeds_are_left_out_and_told(capsys):
     assert not capsys.readouterr().err
 
 
-def test_a_seed_that_is_there_twice_is_told(capsys):
-    comparison.curves([trial(1, 3, run="a"), trial(1, 3, run="b"), trial(1, 4, run="b")])
-    assert "seed 3 is in more than one of a, b; each one counts" in capsys.readouterr().err
+def test_a_seed_that_is_there_twice_counts_once_and_is_told(capsys):
+    """Where it came furthest: one of the runs may have been stopped."""
+    trials = [trial(1, 3, run="a"), trial(2, 3, run="b", x=(0, 9, 30)), trial(1, 4, run="b")]
+    trials += [trial(5, 3, run="b", lr=0.1), trial(5, 3, run="b", algorithm="other")]
+    assert comparison.once(trials) == trials[1:]
+    told = "toy on A-v0: more than one of a, b has seed 3 of equal settings; a seed counts once"
+    assert capsys.readouterr().err == f"warning: {told}\n"
 
 
 def test_the_aggregate_is_over_scores_within_each_environment():
@@ -245,6 +249,20 @@ def test_real_runs_and_sweeps(tmp_path):
     expected = [*run.metrics["eval_return"][:, -1].mean(1)]
     np.testing.assert_allclose(both.finals[:2], expected, rtol=1e-6)
     assert compared.picture == out and out.exists()
+
+
+def test_two_sweeps_of_the_same_seeds_say_no_more_than_one(tmp_path, capsys):
+    config = toy.Config(total_timesteps=40, num_evals=2)
+    grid = {"env": ["CartPole-v1", "Acrobot-v1"], "gamma": [0.5, 0.9]}
+    sweep = lambda seed: launch.sweep(toy, config, grid, seed=seed, num_seeds=2, root=tmp_path)
+    first, second, others = (sweep(seed).sweep_dir for seed in (0, 0, 2))
+    alone = compare.compare([first]).text
+    assert "sensitivity" in alone and not capsys.readouterr().err
+    assert compare.compare([first, second]).text == alone
+    told = f"more than one of {first}, {second} has seed 0, 1 of equal settings"
+    assert capsys.readouterr().err.count(told) == 2, "a line for each environment"
+    (panel, _) = compare.compare([first, second, others]).panels.values()
+    assert [curve.seeds for curve in panel] == [4, 4]
 
 
 def test_a_stopped_sweep_says_nothing_of_what_tuning_brings(tmp_path):
