@@ -1,8 +1,7 @@
 """What definitions of the kit are in a copy: one file, one shard, 32 bits, one environment's rules.
 
-`@in_place_of(x)` puts another definition in the place of x. `@inlined_for(x)` writes the one
-expression that it returns where x is called; what that decides is left out. Nobody imports this
-module: the writer reads it.
+`@in_place_of(x)` puts another definition in the place of x. The tables say what calls are in a
+copy; what that decides is left out. Nobody imports this module: the writer reads it.
 """
 
 import argparse
@@ -38,8 +37,8 @@ from envs import (
 from envs.batch import ENDLESS, Batch, limit_name, limit_of
 
 PLAIN = {reports.batch: Batch}  # where environments report nothing
-# Calls that are their first argument, and calls that are None: there is one shard, and nothing is
-# checked, warned of or converted at the kit's edge.
+# Calls that are their first argument, None or True: there is one shard, and nothing is checked,
+# warned of or converted at the kit's edge.
 ARGUMENT = (
     *(shards.sum_over_shards, shards.mean_over_shards, shards.max_over_shards),
     *(shards.any_over_shards, shards.with_own_keys, shards.gathered, shards.of_all),
@@ -50,19 +49,11 @@ NOTHING = (
     *(checks.warn_of_scale, checks.warn_of_units, interface.check_interface),
     *(fields.check_kind, training.check_key, evaluation.longest, exploitability.measure),
 )
+TRUE = (reads.is_watched,)
 
 
 def in_place_of(definition: Any) -> Callable:
     return lambda other: other
-
-
-def inlined_for(definition: Any) -> Callable:
-    return lambda other: other
-
-
-@inlined_for(reads.is_watched)
-def is_watched(config: Any) -> bool:
-    return True
 
 
 @in_place_of(capacity.device_capacity)

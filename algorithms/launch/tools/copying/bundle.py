@@ -107,14 +107,14 @@ class Copy:
         self.own = Module(f"copy of {file.stem}", file)
         MODULES[self.own.name] = self.own
         self.envs, self.adapters = envs, adapters
-        values: dict[Key, Any] = {} if adapters else {ADAPTERS: None}
-        inlined, others = {**alone().inlined}, {**alone().others}
+        values, others = {**alone().values}, {**alone().others}
+        values |= {} if adapters else {ADAPTERS: None}
         if not envs and not adapters:
             values |= {OWN: {}, **dict.fromkeys(REPORTS, False), KINDS: {}}
             others |= alone().plain
         if not SHAPED & {*adapters}:
             values[SHAPES] = False
-        self.facts = Facts(inlined, values, absent_of(self.own), {}, {}, others)
+        self.facts = Facts(alone().arguments, values, absent_of(self.own), {}, {}, others)
         self.names: dict[Key, str] = {}
         self.pieces: dict[Key, Piece] = {}
         self.attributes: set[str] = set()
@@ -289,15 +289,14 @@ class Copy:
     def _table(self, key: Key) -> Piece:
         """The environments or the adapters of this copy."""
         if key == OWN:
-            own: list[Key | Outside] = [*self.envs.values()]
+            refs: list[Key | Outside] = [*self.envs.values()]
             items = [f'"{name}": {self.name_of(key)}' for name, key in self.envs.items()]
-            text = f"def {self.name_of(key)}():\n    return {{{', '.join(items)}}}"
-            return Piece(text, own, set())
-        here = lambda key: self.facts.others.get(key) or key
-        names = ("names", "construct")
-        found = {x: [here(Key(m, n)) for n in names] for x, m in self.adapters.items()}
-        refs: list[Key | Outside] = [key for keys in found.values() for key in keys]
-        items = [f'"{x}": ({", ".join(map(self.name_of, keys))})' for x, keys in found.items()]
+        else:
+            here = lambda key: self.facts.others.get(key) or key
+            names = ("names", "construct")
+            found = {x: [here(Key(m, n)) for n in names] for x, m in self.adapters.items()}
+            refs = [key for keys in found.values() for key in keys]
+            items = [f'"{x}": ({", ".join(map(self.name_of, keys))})' for x, keys in found.items()]
         text = f"def {self.name_of(key)}():\n    return {{{', '.join(items)}}}"
         return Piece(text, refs, set())
 
@@ -308,8 +307,7 @@ class Copy:
 
     def _name(self) -> None:
         """Names that no other global and no local has."""
-        refs = [ref for piece in (self.file, *self.pieces.values()) for ref in piece.refs]
-        taken = {*self.own.definitions, *BUILTINS, *(r.local for r in refs if type(r) is Outside)}
+        taken = {*self.own.definitions, *BUILTINS, *(ref.local for ref in self._outside())}
         taken |= self.bound | self.bound_below
         for key in self.order:
             name = key.name if key.name not in taken else self._qualified(key)
@@ -413,9 +411,12 @@ class Copy:
             commands.sub(rf"\1python {name}\n", about),
         ]
 
+    def _outside(self) -> set[Outside]:
+        refs = [ref for piece in (self.file, *self.pieces.values()) for ref in piece.refs]
+        return {ref for ref in refs if isinstance(ref, Outside)}
+
     def _libraries(self) -> set[str]:
-        refs = [r for piece in (self.file, *self.pieces.values()) for r in piece.refs]
-        found = {r.module.partition(".")[0] for r in refs if isinstance(r, Outside)}
+        found = {ref.module.partition(".")[0] for ref in self._outside()}
         return found - sys.stdlib_module_names
 
     def _joined(self, keys: list[Key]) -> str:
@@ -429,8 +430,7 @@ class Copy:
         return written
 
     def imports(self) -> str:
-        refs = [r for piece in (self.file, *self.pieces.values()) for r in piece.refs]
-        found = {r for r in refs if isinstance(r, Outside)}
+        found = self._outside()
         groups: list[list[str]] = [[], []]
         for module in {r.module for r in found}:
             ones = [r for r in found if r.module == module]

@@ -29,7 +29,8 @@ class Alone(NamedTuple):
     """What alone.py puts in the place of the kit's definitions."""
 
     others: dict[Key, Key]  # another definition
-    inlined: dict[Key, ast.FunctionDef]  # written out where it is called
+    arguments: set[Key]  # calls of it are their first argument
+    values: dict[Key, Any]  # what calls of it return
     plain: dict[Key, Key]  # what is enough without environments of the kit
 
 
@@ -37,27 +38,19 @@ class Alone(NamedTuple):
 def alone() -> Alone:
     module = module_of(ALONE)
     others: dict[Any, Key] = {}
-    inlined: dict[Any, Any] = {}
     for definition in module.definitions.values():
-        node = definition.nodes[0]
-        for decorator in getattr(node, "decorator_list", ()):
-            if not isinstance(decorator, ast.Call):
-                continue
-            found = meaning_of(module, decorator.args[0]) if decorator.args else None
-            if root(decorator.func) == "in_place_of":
-                others[found] = Key(ALONE, definition.name)
-            elif root(decorator.func) == "inlined_for":
-                inlined[found] = node
+        for decorator in getattr(definition.nodes[0], "decorator_list", ()):
+            if isinstance(decorator, ast.Call) and root(decorator.func) == "in_place_of":
+                others[meaning_of(module, decorator.args[0])] = Key(ALONE, definition.name)
+    of_module = functools.partial(meaning_of, module)
     table = lambda name: module.definitions[name].nodes[0].value  # type: ignore[attr-defined]
-    for name, form in (("ARGUMENT", "def f(x): return x"), ("NOTHING", "def f(): return None")):
-        for one in (x for x in ast.walk(table(name)) if isinstance(x, ast.expr)):
-            if isinstance(found := meaning_of(module, one), Key):
-                inlined[found] = ast.parse(form).body[0]
-    pairs = zip(table("PLAIN").keys, table("PLAIN").values)
-    return Alone(others, inlined, {meaning_of(module, x): meaning_of(module, y) for x, y in pairs})
+    keys = lambda name: {x for n in ast.walk(table(name)) if isinstance(x := of_module(n), Key)}
+    values = dict.fromkeys(keys("NOTHING")) | dict.fromkeys(keys("TRUE"), True)
+    plain = zip(map(of_module, table("PLAIN").keys), map(of_module, table("PLAIN").values))
+    return Alone(others, keys("ARGUMENT"), values, dict(plain))
 
 
-def meaning_of(module: Module, node: ast.expr) -> Any:
+def meaning_of(module: Module, node: ast.AST) -> Any:
     """The Key of a definition, the name of a module, an Outside, or None (anything else)."""
     if isinstance(node, ast.Name):
         if node.id in module.definitions:
@@ -98,7 +91,7 @@ class Use(NamedTuple):
 class Facts(NamedTuple):
     """What is decided in a copy."""
 
-    inlined: dict[Key, ast.FunctionDef]  # functions that are written out where they are called
+    arguments: set[Key]  # functions whose calls are their first argument
     values: dict[Key, Any]  # what a call returns
     absent: frozenset[str]  # attributes that no environment has
     fixed: dict[tuple[Key, str], Any]  # parameters and fields that always have their default
@@ -259,7 +252,7 @@ class Text:
         if self.constants and target.id in self.constants[-1]:
             return True
         shorter = isinstance(node.value, ast.IfExp) and self.known(node.value.test) is not UNKNOWN
-        if shorter or (isinstance(node.value, ast.Call) and self._inlined(node.value)):
+        if shorter or (isinstance(node.value, ast.Call) and self._is_argument(node.value.func)):
             return self._peek(node.value) == self._peek(target)
         return False
 
@@ -279,8 +272,7 @@ class Text:
 
     def _function(self, node: Any) -> Iterator[tuple[int, int, bytes]]:
         for decorator in node.decorator_list:
-            inlined = self._inlined_name(decorator)
-            if inlined is not None or self._of_alone(decorator):
+            if self._is_argument(decorator) or self._of_alone(decorator):
                 yield self._line(decorator)
             else:
                 yield from self.edits(decorator)
@@ -338,8 +330,8 @@ class Text:
         return self.module.offsets[first], self.module.offsets[last], b""
 
     def _of_alone(self, decorator: ast.expr) -> bool:
-        name = root(decorator.func) if isinstance(decorator, ast.Call) else root(decorator)
-        return self.module.name == ALONE and name in ("in_place_of", "inlined_for")
+        name = root(decorator.func) if isinstance(decorator, ast.Call) else ""
+        return self.module.name == ALONE and name == "in_place_of"
 
     def _decided(self, node: Any) -> dict[str, Any]:
         """The variables of a function that are assigned once, something that is known."""
@@ -436,11 +428,9 @@ class Text:
 
     def callee(self, node: ast.Call) -> Key | str | None:
         """What a call calls: a definition, a method by its name, or something else."""
-        first = first_of(node.func)
-        if isinstance(first, ast.Name) and first in self.globals:
-            meaning = meaning_of(self.module, node.func)
-            if isinstance(meaning, Key):
-                return self.facts.others.get(meaning, meaning)
+        meaning = self._meaning(node.func)
+        if isinstance(meaning, Key):
+            return self.facts.others.get(meaning, meaning)
         return node.func.attr if isinstance(node.func, ast.Attribute) else None
 
     def _formatted(self, node: Any) -> Iterator[tuple[int, int, bytes]]:
@@ -466,13 +456,11 @@ class Text:
         return word.join(map(self.expression, kept))
 
     def _name(self, node: ast.Name | ast.Attribute) -> bytes | None:
-        first = first_of(node)
-        if not isinstance(first, ast.Name) or first not in self.globals:
+        if first_of(node) not in self.globals:
             return None
+        meaning = self._meaning(node)
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            meaning = meaning_of(self.module, node)
             return self.name_of(meaning).encode() if isinstance(meaning, Key) else None
-        meaning = meaning_of(self.module, node)
         if isinstance(meaning, str):
             raise self.module.refusal(node, f"{ast.unparse(node)} is used as a whole")
         if isinstance(meaning, Outside):
@@ -500,35 +488,18 @@ class Text:
 
     # What alone.py decides.
 
-    def _inlined_name(self, node: ast.expr) -> ast.FunctionDef | None:
-        if not isinstance(node, ast.Name | ast.Attribute):
-            return None
-        first = first_of(node)
-        if not isinstance(first, ast.Name) or first not in self.globals:
-            return None
-        meaning = meaning_of(self.module, node)
-        return self.facts.inlined.get(meaning) if isinstance(meaning, Key) else None
+    def _meaning(self, node: ast.expr) -> Any:
+        """As of `meaning_of`; None of what is not global."""
+        return meaning_of(self.module, node) if first_of(node) in self.globals else None
 
-    def _inlined(self, node: ast.Call) -> ast.FunctionDef | None:
-        return self._inlined_name(node.func)
+    def _is_argument(self, function: ast.expr) -> bool:
+        """Whether a call of it is its first argument."""
+        return self._meaning(function) in self.facts.arguments
 
     def _written_out(self, node: ast.Call) -> bytes | None:
         if (known := self.known(node)) is not UNKNOWN:
             return repr(known).encode()
-        function = self._inlined(node)
-        if function is None:
-            return None
-        names = [x.arg for x in function.args.args]
-        given = dict(zip(names, map(self.expression, node.args)))
-        given |= {k.arg or "": self.expression(k.value) for k in node.keywords}
-        value = returned(function)
-        if isinstance(value, ast.Name):
-            return given[value.id]
-        atomic = re.compile(rb"[\w.]+(\(.*\))?", re.DOTALL)
-        put = lambda x: x if atomic.fullmatch(x) else b"(" + x + b")"
-        text = ast.unparse(value)
-        whole = re.compile(rf"\b({'|'.join(names) or '$^'})\b")
-        return whole.sub(lambda found: put(given[found[0]]).decode(), text).encode()
+        return self.expression(node.args[0]) if self._is_argument(node.func) else None
 
     def known(self, node: ast.expr) -> Any:
         """The value of an expression that is decided, or UNKNOWN."""
@@ -570,11 +541,6 @@ class Text:
 
     def _returned(self, node: ast.Call) -> Any:
         """What a call returns, or UNKNOWN."""
-        if function := self._inlined(node):
-            try:
-                return ast.literal_eval(returned(function))
-            except ValueError:
-                return UNKNOWN
         callee: Any = self.callee(node)
         if callee in self.facts.values:
             return self.facts.values[callee]
@@ -661,10 +627,3 @@ def defaults(node: ast.stmt) -> dict[str, Any]:
         if isinstance(x, ast.Constant) or (isinstance(x, ast.Tuple) and not x.elts):
             found[name] = ast.literal_eval(x)
     return found
-
-
-def returned(function: ast.FunctionDef) -> ast.expr:
-    """What a function of one statement returns."""
-    node = function.body[-1]
-    assert isinstance(node, ast.Return) and node.value is not None, function.name
-    return node.value
