@@ -202,11 +202,9 @@ def keep_options(there: Experiment, options: dict[str, Any]) -> None:
     """
     if there.description["options"] == options or not hosts.is_first():
         return
-    try:
+    with files.writing(there.path):
         said = files.read_json(there.path / SWEEP)  # of now, not of when it was opened
         files.write_json(there.path / SWEEP, said | {"options": options})
-    except OSError as error:
-        raise UserError(f"{there.path} cannot be written: {error.strerror}") from error
 
 
 def _listed(

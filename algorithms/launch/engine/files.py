@@ -79,6 +79,15 @@ def write_whole(path: Path, *pieces: Any, stream: Iterable[Any] = ()) -> None:
     sync_directory(path.parent)
 
 
+@contextlib.contextmanager
+def writing(path: Path | None) -> Iterator[None]:
+    """Turns a disk's errors into a UserError, which names a path that is being written."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from error
+
+
 def write_json(path: Path, values: Any) -> None:
     write_whole(path, json.dumps(values, indent=2, allow_nan=False).encode())
 

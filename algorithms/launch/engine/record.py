@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from algorithms.launch.engine import hosts, programs
+from algorithms.launch.engine import files, hosts, programs
 from algorithms.launch.engine.brief import brief
-from algorithms.launch.engine.errors import UserError, warn
+from algorithms.launch.engine.errors import warn
 from algorithms.launch.engine.metrics import ALARMS, Metrics
 from algorithms.launch.engine.outputs import Output
 from algorithms.launch.engine.run_dir import RunDir
@@ -68,11 +68,9 @@ class Record:
 
     def open(self) -> None:
         """Brings the directory to where the session starts, and opens the outputs."""
-        try:
+        with files.writing(self.path):
             for output in self.outputs:
                 output.open()
-        except OSError as error:
-            raise UserError(f"{self.path} cannot be written: {error.strerror}") from error
         hosts.wait()  # so that nobody saves what is then dropped
 
     def begin(self) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 from algorithms.launch.engine import experiment, files, hosts, programs, results, sources
 from algorithms.launch.engine.description import with_checksum
-from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.locks import locked
 from algorithms.launch.engine.options import Options
 from algorithms.launch.engine.results import Ranked
@@ -82,15 +81,13 @@ def _make(path: Path, judged: Sequence[Ranked], chunks: Sequence[Chunk]) -> None
     best = results.by_environment(judged)
     described = bests(path, judged, len(best) > 1)
     kept: dict[str, list[int]] = {}
-    try:
+    with files.writing(path):
         for (name, description), settings in zip(described.items(), best.values()):
             folder, setting = path / name.removesuffix(".json"), settings[0]
             _make_run(folder, description, setting, chunks)
             kept[folder.name] = [trial.number for trial in setting.trials]
         said = files.read_json(path / experiment.SWEEP)
         files.write_json(path / experiment.SWEEP, said | {"kept": kept})
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _make_run(
@@ -131,8 +128,6 @@ def _remove_states(run_dir: RunDir) -> None:
 
 
 def _unlink(run_dir: RunDir) -> None:
-    try:
+    with files.writing(run_dir.path):
         for file in run_dir.state_files():
             file.unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(f"{run_dir.path} cannot be written: {error.strerror}") from error

@@ -178,7 +178,5 @@ def write(file: Path, about: dict[str, Any], programs: dict[str, bytes]) -> None
         archive.writestr("about.json", as_json(about))
         for name, program in programs.items():
             archive.writestr(name, program)
-    try:
+    with files.writing(file):
         files.write_whole(file, data.getvalue())
-    except OSError as error:
-        raise UserError(f"{file} cannot be written: {error.strerror}") from error

@@ -28,14 +28,12 @@ def write(module: Any, directory: Path, env: str | None = None) -> Path:
     if target.exists() or target.is_symlink():
         raise UserError(f"{target} exists: a copy overwrites nothing")
     text = copy(module, env)
-    try:
+    with files.writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".copy-", dir=directory) as aside:
             whole = Path(aside, target.name)
             whole.write_text(text)
             os.replace(whole, target)
-    except OSError as error:
-        raise UserError(f"{directory} cannot be written: {error.strerror}") from error
     return target
 
 
