@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from algorithms.launch.engine import experiment, files, results
+from algorithms.launch.engine import experiment, files, outcomes, results
 from algorithms.launch.engine.errors import UserError, refusing
 from algorithms.launch.tools import compare
 
@@ -235,6 +235,11 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 # --- text ------------------------------------------------------------------------------------
 
 
+def is_stopped(there: experiment.Experiment) -> bool:
+    """Whether a chunk of a sweep is unfinished."""
+    return any(part.reached < 1.0 for part in outcomes.parts_of(there))
+
+
 def beside(sweep: Path | str, landscapes: Path | str) -> str:
     """Tables of a sweep beside the landscapes of its environments.
 
@@ -245,12 +250,13 @@ def beside(sweep: Path | str, landscapes: Path | str) -> str:
     Raises:
       UserError: the sweep or a landscape cannot be read, or there is none of its environments.
     """
-    if "halving" in experiment.open(sweep).description:
+    there = experiment.open(sweep)
+    if "halving" in there.description:
         raise UserError(
             f"{sweep}: halving has stopped settings early, and their returns do not compare with "
             "the others'; give a sweep without it"
         )
-    if compare.is_stopped(Path(sweep)):
+    if is_stopped(there):
         raise UserError(f"{sweep} is not finished; --resume finishes it")
     trials = compare.read_trials(Path(sweep))
     parts, wanted = [], []

@@ -117,7 +117,7 @@ def test_a_stopped_sweep_is_refused(tmp_path, file, monkeypatch):
     said = {"version": 1, "algorithm": "ppo", "grid": {}}
     chunk = {"run": "chunk_000", "num_trials": 4 * SEEDS}
     (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(said | {"chunks": [chunk]}))
-    monkeypatch.setattr(arlbench.compare, "is_stopped", lambda path: True)
+    monkeypatch.setattr(arlbench, "is_stopped", lambda path: True)
     with pytest.raises(UserError, match="sweep is not finished; --resume finishes it"):
         arlbench.beside(tmp_path / "sweep", file)
 

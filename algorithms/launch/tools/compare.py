@@ -45,11 +45,10 @@ class Compared(NamedTuple):
 class _Given(NamedTuple):
     """A run or a sweep that is compared."""
 
-    path: Path  # as it was given
-    algorithm: str
+    there: experiment.Experiment
     parts: list[results.Part]  # with metrics; their settings are the whole configuration
-    population: dict[str, Any] | None = None  # of population-based training
-    begun: str | None = None  # where trials began, if any of the compared ones began at a run
+    is_stopped: bool  # before its end
+    begun: str | None  # where trials began, if any of the compared ones began at a run
 
 
 def compare(
@@ -81,7 +80,7 @@ def compare(
     panels = figures.chosen(comparison.curves(trials))
     tables = [comparison.table(panels), comparison.aggregate(panels, figures.bounds)]
     more, made = figures.make(panels, METRICS[metric])
-    tables += [more, _sensitivity(trials)]
+    tables += [more, _sensitivity(read, trials)]
     text = "\n\n".join([f"{METRICS[metric]}:", *filter(None, tables)])
     return Compared(panels, text, figures.paths["out"], made)
 
@@ -93,15 +92,15 @@ def _read(path: Path) -> _Given:
       UserError: there is nothing, or it has no metrics yet.
     """
     there = experiment.open(path)
-    parts = [part for part in outcomes.parts_of(there, whole=True) if not part.retest]
+    every = outcomes.parts_of(there, whole=True)
+    parts = [part for part in every if not part.retest]
     ready = [part for part in parts if part.metrics]
     if not ready:
         raise UserError(f"{path} has no metrics yet")
     if len(ready) < len(parts):
         warn(f"{path}: {len(ready)} of {len(parts)} chunks have metrics; the others are left out")
-    said = there.description
-    begun = _beginning(said.get("init_from"))
-    return _Given(path, there.algorithm, ready, said.get("population"), begun)
+    is_stopped = any(part.reached < 1.0 for part in every)
+    return _Given(there, ready, is_stopped, _beginning(there.description.get("init_from")))
 
 
 def _beginning(init: dict[str, Any] | None) -> str | None:
@@ -128,15 +127,15 @@ def _completed(given: Sequence[_Given]) -> list[_Given]:
     fields: dict[str, set[str]] = {}
     for one in given:
         for part in one.parts:
-            fields.setdefault(one.algorithm, set()).update(part.setting)
-    lacks = lambda one: any(fields[one.algorithm] - part.setting.keys() for part in one.parts)
+            fields.setdefault(one.there.algorithm, set()).update(part.setting)
+    lacks = lambda one: any(fields[one.there.algorithm] - part.setting.keys() for part in one.parts)
     defaults: dict[str, dict[str, Any]] = {}
-    for algorithm in {one.algorithm for one in given if lacks(one)}:
+    for algorithm in {one.there.algorithm for one in given if lacks(one)}:
         with contextlib.suppress(UserError):  # not one of `algorithms`
             defaults[algorithm] = settings.with_defaults(loading.find_module(algorithm).Config, {})
     scratch = "scratch" if any(one.begun for one in given) else None
     filled = lambda one, part: part._replace(
-        setting={**defaults.get(one.algorithm, {}), **part.setting}
+        setting={**defaults.get(one.there.algorithm, {}), **part.setting}
     )
     return [
         one._replace(parts=[filled(one, part) for part in one.parts], begun=one.begun or scratch)
@@ -149,7 +148,7 @@ def _metric(given: Sequence[_Given], metric: str | None) -> str:
     if metric is not None and metric not in METRICS:
         raise UserError(f"--metric {metric}: choose one of {', '.join(METRICS)}")
     has = lambda one, name: all(name in part.metrics for part in one.parts)
-    without = [one.path for one in given if metric and not has(one, metric)]
+    without = [one.there.path for one in given if metric and not has(one, metric)]
     if without:
         raise UserError(f"{without[0]} has no {metric}: compare by another --metric")
     everywhere = all(has(one, "eval_return") for one in given)
@@ -159,47 +158,43 @@ def _metric(given: Sequence[_Given], metric: str | None) -> str:
 def _trials(given: _Given, metric: str) -> list[comparison.Trial]:
     """Where halving has kept trials, they stand where they came furthest."""
     more: dict[str, Any] = {}
-    if given.population:  # which is no run of the Config's floats
-        more |= population.Settings.from_json(given.population).as_fields()
+    if asked := given.there.description.get("population"):  # which is no run of the Config's floats
+        more |= population.Settings.from_json(asked).as_fields()
     if given.begun:
         more["init_from"] = given.begun
     came = results.Came({}, {})
     for part in given.parts:
         config = settings.lenient(dict(part.setting))
         config["env"] = settings.env_label(config["env"])
-        came.add(part._replace(setting=config | more, run=given.path.name), metric)
+        came.add(part._replace(setting=config | more, run=given.there.path.name), metric)
     return [_trial(given, outcome) for outcome in came.trials]
 
 
 def _trial(given: _Given, outcome: results.Outcome) -> comparison.Trial:
     others = {name: value for name, value in outcome.setting.items() if name != "env"}
     own = outcome._replace(setting=others)
-    return comparison.Trial(given.algorithm, outcome.setting["env"], own, given.path)
+    return comparison.Trial(given.there.algorithm, outcome.setting["env"], own, given.there.path)
 
 
-def _sensitivity(trials: Sequence[comparison.Trial]) -> str:
+def _sensitivity(given: Sequence[_Given], trials: Sequence[comparison.Trial]) -> str:
     """The sensitivity text, of sweeps without halving: it gives settings different lengths."""
-    swept = [trial for trial in trials if experiment.is_sweep(trial.run)]
-    there = {trial.run: experiment.open(trial.run).description for trial in swept}
-    halved = [run for run, said in there.items() if "halving" in said]
-    stopped = [run for run in there if run not in halved and is_stopped(run)]
-    left_out = {*halved, *stopped}
-    parts = [sensitivity.text([trial for trial in swept if trial.run not in left_out])]
-    if stopped and sensitivity.text(swept):
+    sweeps = {one.there.path: one for one in given if one.there.is_sweep}
+    halved = [path for path, one in sweeps.items() if "halving" in one.there.description]
+    stopped = [path for path, one in sweeps.items() if one.is_stopped and path not in halved]
+    swept = [trial for trial in trials if trial.run in sweeps]
+    whole = [trial for trial in swept if trial.run not in (*halved, *stopped)]
+    parts = [sensitivity.text(whole)]
+    if len(whole) < len(swept) and sensitivity.text(swept):
         names = ", ".join(map(str, stopped))
-        parts.append(f"sensitivity: {names} is not finished, and left out; --resume finishes it")
-    if halved and sensitivity.text(swept):
+        said = f"sensitivity: {names} is not finished, and left out; --resume finishes it"
+        parts += [said] * bool(stopped)
         names = ", ".join(map(str, halved))
-        parts.append(
+        said = (
             f"sensitivity: halving has stopped settings of {names} early, which is left out; it "
             "takes sweeps without halving"
         )
+        parts += [said] * bool(halved)
     return "\n\n".join(filter(None, parts))
-
-
-def is_stopped(sweep_dir: Path) -> bool:
-    """Whether a chunk of a sweep is unfinished."""
-    return any(part.reached < 1.0 for part in outcomes.parts_of(experiment.open(sweep_dir)))
 
 
 def _studies(runs: Sequence[str], url: str, metric: str | None, asked: dict[str, Any]) -> list[str]:
