@@ -38,12 +38,11 @@ class Table(NamedTuple):
     algorithm: str
     fields: list[str]  # that differ between settings
     settings: list[tuple]  # their values
-    environments: list[str]
-    returns: list[list[np.ndarray]]  # [environment][setting], (seeds,)
+    returns: dict[str, list[np.ndarray]]  # {environment: of each setting, (seeds,)}
 
-    def means(self) -> np.ndarray:
-        """Over the seeds, (environments, settings)."""
-        return np.array([[seeds.mean() for seeds in row] for row in self.returns])
+    @property
+    def environments(self) -> list[str]:
+        return list(self.returns)
 
 
 class Summary(NamedTuple):
@@ -95,7 +94,7 @@ def chs_scores(table: Table, pools: Sequence[np.ndarray]) -> np.ndarray:
     """Of each setting: the mean share of the trials in an environment without a higher return."""
     shares = [
         [np.mean(np.searchsorted(np.sort(pool), seeds, side="right") / len(pool)) for seeds in row]
-        for row, pool in zip(table.returns, pools)
+        for row, pool in zip(table.returns.values(), pools)
     ]
     return np.mean(shares, axis=0)
 
@@ -138,16 +137,11 @@ def _table(algorithm: str, trials: Sequence[Trial]) -> Table | str:
             f"sensitivity of {algorithm}: the sweeps have different settings ({numbers}, {common} "
             "on all); it takes sweeps of the same settings, as --env A B C makes them"
         )
-    kept = list(first)
-    returns = [
-        [_returns(its[h], group) for h in kept]
-        for its, group in zip(cells.values(), groups.values())
-    ]
-    made = Table(algorithm, names, kept, list(cells), returns)
-    flat = [env for env, means in zip(cells, made.means()) if np.ptp(means) == 0]
+    returns = {env: [_returns(its[h], groups[env]) for h in first] for env, its in cells.items()}
+    flat = [env for env, row in returns.items() if np.ptp([seeds.mean() for seeds in row]) == 0]
     if flat:
         return f"sensitivity of {algorithm}: all returns on {flat[0]} are equal, leave it out"
-    return made
+    return Table(algorithm, names, list(first), returns)
 
 
 def _returns(trials: Sequence[Trial], everybody: Sequence[Trial]) -> np.ndarray:
@@ -180,21 +174,18 @@ def _scores(table: Table, others: Sequence[Table], draws: Any = None) -> np.ndar
       draws: chooses seeds, given returns (seeds,).
     """
     drawn = draws or (lambda seeds: seeds)
-    mean = lambda one, i: np.array([drawn(seeds).mean() for seeds in one.returns[i]])
+    mean = lambda row: np.array([drawn(seeds).mean() for seeds in row])
     rows = []
-    for i, environment in enumerate(table.environments):
-        means = mean(table, i)
-        pool = [means]
-        for other in others:
-            if other is not table and environment in other.environments:
-                pool.append(mean(other, other.environments.index(environment)))
-        rows.append(normalized(means, np.concatenate(pool)))
+    for environment, row in table.returns.items():
+        means = mean(row)
+        pool = [mean(other.returns.get(environment, [])) for other in others if other is not table]
+        rows.append(normalized(means, np.concatenate([means, *pool])))
     return np.array(rows)
 
 
 def interval(table: Table, others: Sequence[Table]) -> tuple[float, float]:
     """95 % of the sensitivity with seeds drawn anew; NaNs where a setting has one seed."""
-    if min(len(seeds) for row in table.returns for seeds in row) < 2:
+    if min(len(seeds) for row in table.returns.values() for seeds in row) < 2:
         return np.nan, np.nan
     rng = np.random.default_rng(0)
     draw = lambda seeds: rng.choice(seeds, len(seeds))
@@ -208,24 +199,14 @@ def _text(table: Table, others: Sequence[Table]) -> str:
     found = summary(scores)
     low, high = interval(table, others)
     name = lambda h: ", ".join(settings.text_of(dict(zip(table.fields, table.settings[h]))))
-    pools = []
-    for environment in table.environments:
-        there = [
-            t.returns[t.environments.index(environment)]
-            for t in others
-            if environment in t.environments
-        ]
-        pools.append(np.concatenate([seeds for row in there for seeds in row]))
-    chs = chs_scores(table, pools)
+    every = lambda environment: [x for t in others for x in t.returns.get(environment, [])]
+    chs = chs_scores(table, [np.concatenate(every(env)) for env in table.environments])
     chosen = int(np.argmax(chs))
+    ends = f"95 %: {low:.3f} to {high:.3f}" if np.isfinite(low) else ""
     rows = [
         ["the best setting of each environment", f"{found.tuned:.3f}", ""],
         ["one setting for all", f"{found.one_score:.3f}", name(found.one)],
-        [
-            "sensitivity",
-            f"{found.sensitivity:.3f}",
-            f"95 %: {low:.3f} to {high:.3f}" if np.isfinite(low) else "",
-        ],
+        ["sensitivity", f"{found.sensitivity:.3f}", ends],
         ["one setting by shares of trials (CHS)", f"{chs[chosen]:.3f}", name(chosen)],
     ]
     head = (
@@ -234,20 +215,10 @@ def _text(table: Table, others: Sequence[Table]) -> str:
         "(scores: 0 and 1 are the 5th and 95th percentile of the settings in an environment)"
     )
     each = [["environment", "best setting", "score", "the one setting's score"]]
-    for e, environment in enumerate(table.environments):
-        best = int(found.best[e])
-        each.append(
-            [environment, name(best), f"{scores[e, best]:.3f}", f"{scores[e, found.one]:.3f}"]
-        )
-    return "\n".join(
-        [
-            head,
-            *results.aligned(rows),
-            *_dimensionality(table, scores, found),
-            "",
-            *results.aligned(each),
-        ]
-    )
+    for environment, best, row in zip(table.environments, found.best, scores):
+        each.append([environment, name(best), f"{row[best]:.3f}", f"{row[found.one]:.3f}"])
+    dimensionality = _dimensionality(table, scores, found)
+    return "\n".join([head, *results.aligned(rows), *dimensionality, "", *results.aligned(each)])
 
 
 def _dimensionality(table: Table, scores: np.ndarray, found: Summary) -> list[str]:
