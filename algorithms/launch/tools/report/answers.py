@@ -121,8 +121,7 @@ def _retested(study: Study, best: Retested, count: int) -> str:
     finals = best.again.finals
     if not len(finals):
         return "On fresh seeds no retested setting has a finite result."
-    names = [str(setting.setting) for setting in study.settings]
-    place = names.index(str(best.again.setting))
+    place = study.place(best.again)
     middle, low, high = estimate(finals, len(best.again.trials), RESAMPLES)
     interval = f" (95 %: {number(low)} to {number(high)})" if np.isfinite(low) else ""
     who = "The winner" if place == 0 else f"Setting {place + 1}"

@@ -58,11 +58,9 @@ def curve(setting: Ranked, band: bool = True) -> Curve | None:
         return None
     points = min(len(trial.returns) for trial in trials)
     returns = np.stack([trial.returns[:points] for trial in trials], 1)
-    there = np.flatnonzero(np.isfinite(returns).all(1))
+    there = _thinned(np.isfinite(returns).all(1))
     if not len(there):
         return None
-    if len(there) > POINTS:
-        there = there[np.linspace(0, len(there) - 1, POINTS).round().astype(int)]
     returns = returns[there]
     wide = band and len(trials) > 1
     resamples = 500 if wide else 1
@@ -70,6 +68,12 @@ def curve(setting: Ranked, band: bool = True) -> Curve | None:
     mean, *ends = np.array(found).T
     low, high = np.clip(ends, returns.min(), returns.max()) if wide else (mean, mean)
     return Curve(trials[0].timesteps[there], mean, low, high)
+
+
+def _thinned(known: np.ndarray) -> np.ndarray:
+    """The places of points that are known, or `POINTS` of them."""
+    there = np.flatnonzero(known)
+    return there[np.linspace(0, len(there) - 1, min(POINTS, len(there))).round().astype(int)]
 
 
 def learning(study: Study, height: int | None = None) -> str:
@@ -89,11 +93,8 @@ def learning(study: Study, height: int | None = None) -> str:
     x = Scale(0.0, float(max(found.x[-1] for found in every)))
     y = _returns_scale([*best.values()], every)
     says = _says(study, best)
-    parts = []
-    for i, found in others.items():
-        parts.append(("other", i, found))
-    for i, found in reversed(best.items()):
-        parts.append((f"c{i}", i, found))
+    parts = [("other", i, found) for i, found in others.items()]
+    parts += [(f"c{i}", i, found) for i, found in reversed(best.items())]
     drawn = ""
     wide = ("wide", WIDE, height) if height else ("wide", WHOLE, HIGH)
     for size, width, high in (wide, ("narrow", 400, 300)):
@@ -139,9 +140,7 @@ def _of_seeds(study: Study, frame: Frame, place: int) -> str:
         return ""
     lines = []
     for trial in trials[:SEEDS]:
-        there = np.flatnonzero(np.isfinite(trial.returns))
-        if len(there) > POINTS:
-            there = there[np.linspace(0, len(there) - 1, POINTS).round().astype(int)]
+        there = _thinned(np.isfinite(trial.returns))
         if len(there):
             d = frame.line(trial.timesteps[there], trial.returns[there])
             lines.append(f'<path class="line seed c{place}" d="{d}"/>')

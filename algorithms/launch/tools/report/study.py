@@ -65,6 +65,10 @@ class Study(NamedTuple):
         setting = self.settings[place].setting
         return ", ".join(f"{name}={value_text(setting[name])}" for name in self.axes)
 
+    def place(self, setting: Ranked) -> int:
+        """Where the setting of a retest stands."""
+        return [str(one.setting) for one in self.settings].index(str(setting.setting))
+
     @property
     def has_score(self) -> np.ndarray:
         return np.isfinite(self.scores)

@@ -69,19 +69,18 @@ def meaning(seeds: int) -> str:
 
 def retest(study: Study, retested: Sequence[Retested]) -> str:
     """The retested settings beside what the sweep's seeds promised, as HTML."""
-    names = [str(setting.setting) for setting in study.settings]
     seeds = len(retested[0].again.trials)
     fresh = f"on {seeds} fresh seed{'s' * (seeds > 1)}"
     head = ["", *study.axes, "in the sweep", fresh, interval_name(seeds), "luck"]
     rows = ["".join(f"<th>{escape(name)}</th>" for name in [*head, "seeds"])]
     for one in retested:
-        place = names.index(str(one.again.setting))
+        place = study.place(one.again)
         cells = [(value_text(one.again.setting[name]), "", name) for name in study.axes]
         tuned = f"{_mean(one.tuned)}{' (early)' * one.is_early}"
         cells = [(str(place + 1), "rank", ""), *cells, (tuned, "", head[-4])]
         cells += [(_mean(one.again), "mean", head[-3])]
         new = estimate(one.again.finals, seeds, RESAMPLES)
-        cells += [(_words(new, seeds), "", head[-2]), (number(one.luck, 3), "", "luck")]
+        cells += [(_words(new, one.again), "", head[-2]), (number(one.luck, 3), "", "luck")]
         body = "".join(_cell(*cell) for cell in cells) + _seeds(one.again)
         rows.append(f'</tr><tr data-s="{study.first + place}" tabindex="0">{body}')
     return f'<div class="ranking"><table><tr>{"".join(rows)}</tr></table></div>'
@@ -91,11 +90,11 @@ def _mean(setting: Ranked) -> str:
     return number(setting.mean if len(setting.finals) else np.nan)
 
 
-def _words(found: Estimate, seeds: int) -> str:
+def _words(found: Estimate, setting: Ranked) -> str:
     if np.isnan(found.low):
         return "none"
     words = f"{number(found.low)} to {number(found.high)}"
-    return words if seeds < MANY else f"{number(found.middle)} ({words})"
+    return words if len(setting.trials) < MANY else f"{number(found.middle)} ({words})"
 
 
 def _seconds_of(setting: Ranked, seconds: Mapping[int, float]) -> str:
@@ -108,19 +107,12 @@ def _row(study: Study, place: int, scale: Scale, more: Sequence[tuple[str, str, 
     setting = study.settings[place]
     cells = [(str(place + 1), "rank", "")]
     cells += [(value_text(setting.setting[axis]), "", axis) for axis in study.axes]
-    name = interval_name(len(study.settings[0].trials))
-    finals = setting.finals
-    if len(finals):
-        found = estimate(finals, len(setting.trials), RESAMPLES)
-        words = _words(found, len(setting.trials))
-        cells += [(number(setting.mean), "mean", "mean return"), (words, "", name)]
-        drawn = _interval(scale, found, finals)
-        lowest = number(finals.min())
-    else:
-        cells += [("none", "mean", "mean return"), ("none", "", name)]
-        drawn, lowest = "", "none"
-    body = "".join(_cell(*cell) for cell in cells) + f'<td class="interval">{drawn}</td>'
-    body += _cell(lowest, "", "lowest") + _seeds(setting)
+    found = estimate(setting.finals, len(setting.trials), RESAMPLES)
+    cells += [(_mean(setting), "mean", "mean return")]
+    cells += [(_words(found, setting), "", interval_name(len(study.settings[0].trials)))]
+    body = "".join(_cell(*cell) for cell in cells)
+    body += f'<td class="interval">{_interval(scale, found, setting.finals)}</td>'
+    body += _cell(number(min(setting.finals, default=np.nan)), "", "lowest") + _seeds(setting)
     body += "".join(_cell(*cell) for cell in more)
     return f'<tr data-s="{study.first + place}" tabindex="0">{body}</tr>'
 
@@ -136,6 +128,8 @@ def _seeds(setting: Ranked) -> str:
 
 
 def _interval(scale: Scale, found: Estimate, finals: np.ndarray) -> str:
+    if not len(finals):
+        return ""
     at = lambda value: short(6 + (WIDTH - 12) * float(scale.at(value)))
     dots = "".join(f'<circle class="seed" cx="{at(x)}" cy="8" r="2"/>' for x in finals[:20])
     low, high = (found.middle if np.isnan(end) else end for end in found[1:])
