@@ -106,7 +106,7 @@ def exported(module: Any, config: Any, state: Any) -> tuple[dict[str, Any], dict
     masked = hasattr(env, "action_mask")
     mask = jax.eval_shape(env.action_mask, env_state, env_params) if masked else None
 
-    def one(observation, memory, mask, key=None):
+    def act(observation, memory, mask, key=None):
         """One environment; flat memories, so that a reader needs none of the kit's types."""
         memory = jax.tree.unflatten(structure, memory) if memory else None
         rng = None if key is None else jax.random.wrap_key_data(key)
@@ -124,20 +124,11 @@ def exported(module: Any, config: Any, state: Any) -> tuple[dict[str, Any], dict
     inputs = many((observation, tuple(leaf for _, leaf in named), mask))
     keys = many(jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))))
 
-    def act(observation, memory, mask):
-        return jax.vmap(one)(observation, memory, mask)
-
-    def sample(observation, memory, mask, key):
-        return jax.vmap(one)(observation, memory, mask, key)
-
-    lower = lambda function, *args: bytes(
-        jax_export.export(jax.jit(function), platforms=PLATFORMS)(*args).serialize()
-    )
+    made = jax_export.export(jax.jit(jax.vmap(act)), platforms=PLATFORMS)
     programs = {
-        "policy.jax_export": lower(act, *inputs),
-        "sampled.jax_export": lower(sample, *inputs, keys),
+        "policy.jax_export": bytes(made(*inputs).serialize()),
+        "sampled.jax_export": bytes(made(*inputs, keys).serialize()),
     }
-    action_space = env.action_space(env_params)
     about = {
         "format": FORMAT,
         "algorithm": settings.algorithm_name(module),
@@ -145,7 +136,7 @@ def exported(module: Any, config: Any, state: Any) -> tuple[dict[str, Any], dict
         "env_settings": dict(config.env_settings),
         "num_agents": getattr(env, "num_agents", 1),
         "observation": _array(observation) | _bounds(env.observation_space(env_params)),
-        "action": _array(action) | _bounds(action_space),
+        "action": _array(action) | _bounds(env.action_space(env_params)),
         "mask": _array(mask) if mask is not None else None,
         "memory": [{"name": name.lstrip(".") or "memory"} | _array(x) for name, x in named],
         "platforms": list(PLATFORMS),
