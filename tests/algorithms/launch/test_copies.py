@@ -475,10 +475,10 @@ def test_a_copy_has_the_file_s_own_settings(capsys, tmp_path):
 
 
 def test_a_copy_that_fails_leaves_nothing(capsys, tmp_path, monkeypatch):
-    def full(path, content):
+    def full(part, path):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(os, "replace", full)
     code, _, err = call(capsys, ppo, tmp_path / "agents")
     assert code == 2 and err.endswith("agents cannot be written: No space left on device\n")
     assert not contents(tmp_path / "agents")

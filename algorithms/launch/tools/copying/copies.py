@@ -1,7 +1,5 @@
 """`--copy DIR`: an algorithm's file with all that it uses of the kit, as one file."""
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +28,7 @@ def write(module: Any, directory: Path, env: str | None = None) -> Path:
     text = copy(module, env)
     with files.writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".copy-", dir=directory) as aside:
-            whole = Path(aside, target.name)
-            whole.write_text(text)
-            os.replace(whole, target)
+        files.write_whole(target, text.encode())
     return target
 
 
