@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from algorithms.launch.engine import plots, results
+from algorithms.launch.engine import distributions, plots, results
 from algorithms.launch.engine.results import Outcome, Ranked
 from algorithms.launch.engine.settings import plain
 from algorithms.launch.tools.report.svg import Scale, number
@@ -186,21 +186,14 @@ def _axis(name: str, settings: Sequence[Ranked], asked: Any, limits: tuple[float
     if all(type(value) is int for value in values):  # counts
         limits = max(limits[0], 1), limits[1]
     places = plots.places(values, plots.is_log(asked))
-    ends = [*places.x.tolist(), *([] if places.names else _bounds(asked))]
-    marks = tuple(sorted(set(places.x.tolist()))) if not _bounds(asked) else ()
+    drawn = distributions.from_json(asked)
+    bounds = [] if drawn is None or isinstance(drawn, distributions.Choice) else [*drawn]
+    ends = [*places.x.tolist(), *([] if places.names else bounds)]
+    marks = () if bounds else tuple(sorted(set(places.x.tolist())))
     names = tuple(places.names)
     scale = Scale(min(ends), max(ends), places.is_log, names, marks, places.whole)
     axis = Axis(name, values, places.x, scale, [], limits)
     return axis._replace(levels=_levels(axis))
-
-
-def _bounds(asked: Any) -> list[float]:
-    """Those of "log:LOW:HIGH" and its kind; none of what was listed."""
-    parts = asked.split(":")[1:] if isinstance(asked, str) else []
-    try:
-        return [float(bound) for bound in parts] if len(parts) == 2 else []
-    except ValueError:
-        return []
 
 
 def _levels(axis: Axis) -> list[Level]:
