@@ -161,7 +161,6 @@ def _begin_sweep(
     place: Home,
     view: Progress,
 ) -> Swept:
-    options = what.options
     asked = what.schedule.asked
     stages.announce(view, uncut, asked, len(what.schedule.seeds))
     uncut = stages.first_rungs(what, uncut)
@@ -169,8 +168,8 @@ def _begin_sweep(
     stages.say_plan(view, uncut, cut_up)
     chunks = [chunk for one in cut_up for chunk in one]
     if not place.save:
-        return loop.train_sweep(what, chunks, options, hooks)
-    runs = [chunk.described(options) for chunk in chunks]
+        return loop.train_sweep(what, chunks, hooks)
+    runs = [chunk.described(what.options) for chunk in chunks]
     described |= {"block": chunks[0].trainer.layout.block}
     blocks = {chunk.trainer.layout.block for chunk in chunks}
     plain = what.schedule.num_stages == 1 and len(blocks) == 1
@@ -179,7 +178,7 @@ def _begin_sweep(
     chunks = [chunk._replace(run_dir=run_dir) for chunk, run_dir in zip(chunks, run_dirs)]
     view.say(f"in {made}")
     with locked(made), withdrawn_unless_begun(made):
-        return loop.train_sweep(what._replace(path=made), chunks, options, hooks)
+        return loop.train_sweep(what._replace(path=made), chunks, hooks)
 
 
 def _uncut(groups: list[grids.Group], trainers: list[Trainer]) -> list[Chunk]:
@@ -281,7 +280,7 @@ def resume(
                 in_background(stages.compile_unfinished, chunks)
             if chosen != options_of(there.description, {}):
                 experiment.keep_options(there, chosen.to_json())
-            return loop.train_sweep(_stages_of(there, chunks, chosen), chunks, chosen, hooks)
+            return loop.train_sweep(_stages_of(there, chunks, chosen), chunks, hooks)
         return loop.train_run(chunks[0], chosen, hooks)
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,13 +12,16 @@ import numpy as np
 
 from algorithms import parts
 from algorithms.launch.engine import (
+    experiment,
     files,
     hosts,
+    plots,
     programs,
     progress,
     results,
     settings,
     states,
+    sweep_dir,
 )
 from algorithms.launch.engine.brief import brief
 from algorithms.launch.engine.errors import UserError
@@ -32,7 +35,6 @@ from algorithms.launch.engine.results import Outcome
 from algorithms.launch.engine.schedule import WHOLE
 from algorithms.launch.engine.session import Chunk, Result, Session
 from algorithms.launch.engine.stages import Stages, following
-from algorithms.launch.engine.sweep_dir import SoFar
 
 
 class Swept(NamedTuple):
@@ -101,16 +103,16 @@ def train_run(chunk: Chunk, options: Options, hooks: Hooks) -> Result:
 class Standing:
     """The results of a sweep so far."""
 
-    def __init__(self, stages: Stages, chunks: list[Chunk], page: Callable[..., str] | None):
-        self.stages, self.chunks, self.view = stages, chunks, chunks[0].trainer.view
-        self.page = page
+    def __init__(self, stages: Stages, chunks: list[Chunk], hooks: Hooks):
+        self.stages, self.chunks, self.hooks = stages, chunks, hooks
+        self.path, self.view = stages.path, chunks[0].trainer.view
+        self.objective = stages.schedule.asked.objective
         self.losses = Losses(self.view.warn)
         self.ends: dict[int, tuple[Chunk, int, Result]] = {}  # of the trials of the last stages
         self.came = results.Came({}, {})
         self.learnless = Learnless()
         self.retests = 0  # chunks of the retest that have come to their end
         self.unsaved: list[str] = []
-        self.work = stages.work(chunks)
         self.drawn = -math.inf  # when pictures were drawn last
         self.done = 0  # of the work, in points of trials
 
@@ -145,41 +147,70 @@ class Standing:
         """Where a chunk is in the sweep, in points of as many trials as it has."""
         size = chunk.trials.count
         before = self.done / size - self.stages.first(chunk)
-        return progress.Place(label, before, sum(self.work) / size)
+        return progress.Place(label, before, self.stages.work(self.chunks) / size)
 
     @property
-    def is_retested(self) -> bool:
-        """Whether the retest is over: before that its returns are not those of whole runs."""
-        return self.retests == sum(chunk.retest for chunk in self.chunks) > 0
+    def ranked(self) -> list[results.Ranked]:
+        return results.rank(self.came.trials, self.objective)
+
+    @property
+    def again(self) -> list[results.Retested]:
+        """Those of the retest, once it is over: before that its returns are not of whole runs."""
+        if not self.retests == sum(chunk.retest for chunk in self.chunks) > 0:
+            return []
+        return results.retests(self.ranked, self.came.retests, self.objective)
+
+    @property
+    def judged(self) -> list[results.Ranked]:
+        """The settings in the order that counts: that of the retest, if it is over."""
+        return [one.again for one in self.again] or self.ranked
 
     def publish(self, last: bool = False) -> bool:
         """Writes tables, and draws pictures at the end and at most once in DRAW_SECONDS before it.
 
         Returns whether the tables are there.
         """
-        if not (self.stages.path and self.came.first and hosts.is_first()):
+        if not (self.path and self.came.first and hosts.is_first()):
             return True
-        so_far = SoFar(
-            path=self.stages.path,
-            trials=self.came.trials,
-            retested=[one for _, one in sorted(self.came.retested.items())],
-            is_retested=self.is_retested,
-            chunks=self.chunks,
-            losses=self.losses,
-            objective=self.stages.schedule.asked.objective,
-            page=self.page,
-        )
-        written = so_far.publish()
+        written = False
+        with self.losses.survive("results.csv", "results.csv was not written", OSError, UserError):
+            self._write(self.path)
+            written = True
         if last or time.perf_counter() - self.drawn > DRAW_SECONDS:
-            so_far.draw()
+            self._draw(self.path)
             self.drawn = time.perf_counter()
         return written
 
+    def _write(self, path: Path) -> None:
+        table = lambda trials: results.csv(trials, self.objective).encode()
+        files.write_whole(path / "results.csv", table(self.came.trials))
+        files.write_whole(path / "trials.csv", sweep_dir.trials_csv(self.chunks).encode())
+        if self.came.retested:
+            files.write_whole(path / "retest.csv", table(self.came.retests))
+        several = len({settings.env_name(chunk.trainer.config) for chunk in self.chunks}) > 1
+        for name, best in sweep_dir.bests(path, self.judged, several).items():
+            files.write_json(path / name, best)
 
-def train_sweep(stages: Stages, chunks: list[Chunk], options: Options, hooks: Hooks) -> Swept:
+    def _draw(self, path: Path) -> None:
+        """The picture and the report of all trials so far."""
+        ranked, trainers = self.ranked, [chunk.trainer for chunk in self.chunks]
+        module, config = trainers[0].module, trainers[0].config
+        title = sweep_dir.title_of(module, [trainer.config for trainer in trainers])
+        with self.losses.survive("sweep.png", "sweep.png was not drawn", Exception):
+            grid = experiment.open(path).description["grid"]
+            linear = [name for name, asked in grid.items() if plots.is_log(asked) is False]
+            plots.sweep(ranked, title, path / "sweep.png", linear)
+        if not self.hooks.page:
+            return
+        with self.losses.survive("report.html", "report.html was not written", Exception):
+            given = path, ranked, title, self.again, self.objective, module, config
+            files.write_whole(path / "report.html", sweep_dir.report(self.hooks.page, *given))
+
+
+def train_sweep(stages: Stages, chunks: list[Chunk], hooks: Hooks) -> Swept:
     """Trains the unfinished chunks, stage by stage, and writes the tables anew after each."""
-    standing, schedule = Standing(stages, list(chunks), hooks.page), stages.schedule
-    go = states.will_go(stages.path, options, chunks, len(schedule.seeds))
+    standing, schedule = Standing(stages, list(chunks), hooks), stages.schedule
+    go = states.will_go(stages, chunks)
     if go:
         standing.view.say(
             f"when it is done, only the best setting keeps whole states ({states.FLAG})"
@@ -192,11 +223,10 @@ def train_sweep(stages: Stages, chunks: list[Chunk], options: Options, hooks: Ho
             if not mine:
                 mine = following(stages, stage, standing.came.trials, standing.ends)
                 standing.chunks += mine
-                standing.work = stages.work(standing.chunks)
-            stopped = _train_stage(standing, stage, mine, options, hooks, interrupt)
+            stopped = _train_stage(standing, stage, mine, interrupt)
             if stopped:
                 break
-        told = standing.learnless.in_words(every=True, begun=bool(options.init))
+        told = standing.learnless.in_words(every=True, begun=bool(stages.options.init))
         if told and not stopped and hosts.is_first():
             standing.view.warn(told)
         swept = _swept(standing, stopped, go)
@@ -209,21 +239,14 @@ def _lack_states(chunks: Sequence[Chunk], stage: int) -> bool:
     return any(not c.run_dir.parts(c.num_points, "state") for c in before if c.run_dir)
 
 
-def _train_stage(
-    standing: Standing,
-    stage: int,
-    chunks: list[Chunk],
-    options: Options,
-    hooks: Hooks,
-    interrupt: Interrupt,
-) -> str:
+def _train_stage(standing: Standing, stage: int, chunks: list[Chunk], interrupt: Interrupt) -> str:
     """Returns why the sweep stopped before the end of the stage; else an empty text."""
-    view, schedule = standing.view, standing.stages.schedule
+    schedule, options = standing.stages.schedule, standing.stages.options
     for i, chunk in enumerate(chunks):
         label = f"chunk {i + 1} of {len(chunks)}" if len(chunks) > 1 else ""
         named = ", ".join(filter(None, [schedule.name(stage), label]))
-        view.place = standing.place(chunk, named)
-        result = _train_one(Session(chunk, options, hooks, True), interrupt)
+        standing.view.place = standing.place(chunk, named)
+        result = _train_one(Session(chunk, options, standing.hooks, True), interrupt)
         standing.add(chunk, result)
         stopped = result.stopped
         is_last = stage + 1 == schedule.num_stages and i + 1 == len(chunks)
@@ -238,45 +261,39 @@ def _train_stage(
 
 def _swept(standing: Standing, stopped: str, go: bool) -> Swept:
     """Says and writes what came of a sweep; `go`: whole states go if it is over."""
-    view, path, trials = standing.view, standing.stages.path, standing.came.trials
+    view, path, wanted = standing.view, standing.path, standing.objective
     if not standing.publish(last=True):
         standing.unsaved.append("results.csv and best.json")
         view.warn(f"not saved: results.csv and best.json; --resume {path} writes them")
-    wanted = standing.stages.schedule.asked.objective
-    ranked = results.rank(trials, wanted)
+    trials, ranked, again = standing.came.trials, standing.ranked, standing.again
     if ranked:
         view.say(results.table(ranked, wanted))
     trained, whole = standing.stages.steps(standing.chunks)
     if standing.stages.schedule.asked.halving and not stopped:
         saved = f"{100 * (1 - trained / whole):.0f} % saved" if trained < whole else "none saved"
         view.say(f"halving: {trained:,} environment steps in place of {whole:,}, {saved}")
-    new = list(standing.came.retested.values())
-    retested = new if standing.is_retested else []
-    again = results.retests(ranked, retested, wanted)
     if again:
         view.say(results.retest_table(again, wanted))
-    if broken := [trial for trial in [*trials, *new] if not trial.is_finite]:
+    everyone = [*trials, *standing.came.retests]
+    if broken := [trial for trial in everyone if not trial.is_finite]:
         view.say(results.broken(broken))
     unsaved = standing.unsaved
-    judged = [one.again for one in again] or ranked
     if path and not stopped and not unsaved:
-        _remove_states(standing, path, judged, go)
+        _remove_states(standing, path, go)
     how = ["stopped" if stopped else "done", *[progress.NOT_SAVED] * bool(unsaved)]
     where = f"in {path} ({programs.in_words(files.size(path))})" if path else ""
     view.finish(", ".join(filter(None, [*how, where])))
-    best = [those[0].score(wanted) for those in results.by_environment(judged).values()]
+    best = [those[0].score(wanted) for those in results.by_environment(standing.judged).values()]
     objective = -float(np.mean(best)) if ranked else float("inf")
     ends = (stopped, "; ".join(unsaved), again, not stopped)
     return Swept(trials, ranked, path, objective, *ends)
 
 
-def _remove_states(
-    standing: Standing, path: Path, judged: Sequence[results.Ranked], go: bool
-) -> None:
+def _remove_states(standing: Standing, path: Path, go: bool) -> None:
     """Removes the whole states that nothing needs of a sweep that is over."""
     try:
         if go:
-            standing.view.say(states.keep_best(path, judged, standing.chunks))
+            standing.view.say(states.keep_best(path, standing.judged, standing.chunks))
         else:
             states.remove_rest(path)
     except (UserError, OSError) as error:

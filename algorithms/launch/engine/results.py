@@ -112,7 +112,12 @@ class Came(NamedTuple):
     @property
     def trials(self) -> list[Outcome]:
         """In the order of results.csv."""
-        return [self.first[number] for number in sorted(self.first)]
+        return [one for _, one in sorted(self.first.items())]
+
+    @property
+    def retests(self) -> list[Outcome]:
+        """In the order of retest.csv."""
+        return [one for _, one in sorted(self.retested.items())]
 
 
 def csv(trials: Sequence[Outcome], objective: str = objectives.DEFAULT) -> str:

@@ -52,8 +52,8 @@ class Stages(NamedTuple):
         """The point at which the trials of a chunk came to its stage."""
         return self.schedule.first(chunk.stage, chunk.trainer.plan.points)
 
-    def work(self, chunks: Sequence[Chunk]) -> list[float]:
-        """Points of all trials in each stage; chunks that are not made yet have the longest curve.
+    def work(self, chunks: Sequence[Chunk]) -> float:
+        """Points of all trials; chunks that are not made yet have the longest curve.
 
         Args:
           chunks: those that are there.
@@ -61,7 +61,7 @@ class Stages(NamedTuple):
         points = max(chunk.trainer.plan.points for chunk in chunks)
         environments = len({env_name(chunk.trainer.config) for chunk in chunks})
         asked, rungs = self.schedule.asked, self.schedule.plan.rungs
-        found, size = [], 0.0
+        found = size = 0.0
         for stage in range(self.schedule.num_stages):
             mine = [chunk for chunk in chunks if chunk.stage == stage]
             if mine:
@@ -74,7 +74,7 @@ class Stages(NamedTuple):
             else:
                 seeds = len(self.schedule.retest_seeds)
                 done = float(environments * (asked.retest or 0) * seeds * points)
-            found.append(done)
+            found += done
         return found
 
     def steps(self, chunks: Sequence[Chunk]) -> tuple[int, int]:

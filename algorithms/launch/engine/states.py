@@ -14,24 +14,19 @@ from typing import Any
 from algorithms.launch.engine import experiment, files, hosts, programs, results, sources
 from algorithms.launch.engine.description import with_checksum
 from algorithms.launch.engine.locks import locked
-from algorithms.launch.engine.options import Options
 from algorithms.launch.engine.results import Ranked
 from algorithms.launch.engine.run_dir import RunDir
 from algorithms.launch.engine.session import Chunk
 from algorithms.launch.engine.sources import Source
+from algorithms.launch.engine.stages import Stages
 from algorithms.launch.engine.sweep_dir import bests
 
 FLAG = "--sweep-states all keeps all of them"
 
 
-def will_go(path: Path | None, options: Options, chunks: Sequence[Chunk], num_seeds: int) -> bool:
-    """Whether the end of a sweep is to remove states that are there, or will be.
-
-    Args:
-      path: of the sweep; None without files.
-      chunks: that are there.
-      num_seeds: of each setting.
-    """
+def will_go(stages: Stages, chunks: Sequence[Chunk]) -> bool:
+    """Whether the end of a sweep is to remove states of the chunks, or of those to come."""
+    path, options, num_seeds = stages.path, stages.options, len(stages.schedule.seeds)
     if path is None or options.sweep_states != "best" or options.keep_states:
         return False
     numbers = {number for chunk in chunks if not chunk.retest for number in chunk.numbers}

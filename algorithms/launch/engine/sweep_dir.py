@@ -15,27 +15,18 @@ best/ ...           a run of it, with its last whole state, once the others' hav
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from algorithms import parts
-from algorithms.launch.engine import (
-    distributions,
-    experiment,
-    files,
-    grids,
-    results,
-    settings,
-)
+from algorithms.launch.engine import distributions, experiment, grids, results, settings
 from algorithms.launch.engine.description import VERSION
 from algorithms.launch.engine.distributions import Distribution
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.experiment import as_file_name
 from algorithms.launch.engine.metrics import LAST_COLUMNS, as_csv
 from algorithms.launch.engine.options import Options, init_to_json
-from algorithms.launch.engine.record import Losses
-from algorithms.launch.engine.results import Outcome
 from algorithms.launch.engine.run_dir import RunDir
 from algorithms.launch.engine.session import Chunk
 from algorithms.launch.engine.settings import algorithm_name, plain
@@ -97,56 +88,6 @@ def _grid_to_json(values: Any) -> Any:
     return settings.strict(list(values))
 
 
-class SoFar(NamedTuple):
-    """The results of a sweep so far, and where they are written."""
-
-    path: Path
-    trials: list[Outcome]
-    retested: list[Outcome]
-    is_retested: bool  # whether the retest is over; until then it chooses nothing
-    chunks: list[Chunk]
-    losses: Losses
-    objective: str
-    page: Callable[..., str] | None  # the text of the report
-
-    def publish(self) -> bool:
-        """Writes the tables of all trials so far. Returns whether they are there."""
-        table = lambda trials: results.csv(trials, self.objective).encode()
-        with self.losses.survive("results.csv", "results.csv was not written", OSError, UserError):
-            files.write_whole(self.path / "results.csv", table(self.trials))
-            files.write_whole(self.path / "trials.csv", trials_csv(self.chunks).encode())
-            if self.retested:
-                files.write_whole(self.path / "retest.csv", table(self.retested))
-            several = len({settings.env_name(chunk.trainer.config) for chunk in self.chunks}) > 1
-            judged = (self.retested if self.is_retested else []) or self.trials
-            ranked = results.rank(judged, self.objective)
-            for name, best in bests(self.path, ranked, several).items():
-                files.write_json(self.path / name, best)
-            return True
-        return False
-
-    def draw(self) -> None:
-        """Writes the picture and the report of all trials so far."""
-        from algorithms.launch.engine import plots
-
-        ranked, config = results.rank(self.trials, self.objective), self.chunks[0].trainer.config
-        configs = [chunk.trainer.config for chunk in self.chunks]
-        title = title_of(self.chunks[0].trainer.module, configs)
-        with self.losses.survive("sweep.png", "sweep.png was not drawn", Exception):
-            grid = experiment.open(self.path).description["grid"]
-            linear = [name for name, asked in grid.items() if plots.is_log(asked) is False]
-            plots.sweep(ranked, title, self.path / "sweep.png", linear)
-        if not self.page:
-            return
-        with self.losses.survive("report.html", "report.html was not written", Exception):
-            retested = self.retested if self.is_retested else []
-            again = results.retests(ranked, retested, self.objective)
-            module = self.chunks[0].trainer.module
-            given = self.path, ranked, title, again, self.objective, config
-            text = report(self.page, *given, command=settings.command_of(module))
-            files.write_whole(self.path / "report.html", text)
-
-
 def bests(
     sweep_dir: Path, ranked: Sequence[results.Ranked], several: bool, suffix: str = ""
 ) -> dict[str, dict[str, Any]]:
@@ -170,23 +111,23 @@ def report(
     title: str,
     again: Sequence[results.Retested],
     objective: str,
+    module: Any,
     config: Any = None,
     suffix: str = "",
-    *,
-    command: str,
 ) -> bytes:
     """The content of report.html.
 
     Args:
       page: makes its text.
       again: the settings of a retest.
+      module: the algorithm's; None of a file of the user's own.
       config: of which fields have limits; None: limits are unknown.
       suffix: of the names of the files beside it.
-      command: that starts the algorithm's file.
     """
     there = experiment.open(sweep_dir)
     names = settings.float_fields(config) if config else []
     limits = {name: parts.bounds(config, name) for name in names}
+    command = settings.command_of(module) if module else f"python {there.algorithm}.py"
     given = there.description["grid"], again, objective, limits, suffix, command
     return page(ranked, title, sweep_dir, *given, seconds_of(there)).encode()
 

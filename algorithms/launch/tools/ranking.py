@@ -67,7 +67,7 @@ def rank(path: Path | str, objective: str) -> str:
     came, own, rungs = outcomes.read(there), outcomes.objective_of(there), _rungs(there)
     at = {entry.path.name: rungs[entry.stage] for entry in there.entries if not entry.retest}
     trials = [t._replace(bracket=at[t.run][0], rung=at[t.run][1]) for t in came.trials]
-    retested = [trial for _, trial in sorted(came.retested.items())]
+    retested = came.retests
     ranked = results.rank(trials, objective)
     again = results.retests(ranked, retested, objective)
     lines = [results.table(ranked, objective)]
@@ -137,9 +137,8 @@ def _contents(
     with contextlib.suppress(UserError):  # a file, or an environment, of the user's own
         module = loading.find_module(there.algorithm)
         config = run_dirs[0].config(module.Config)
-    command = settings.command_of(module) if module else f"python {there.algorithm}.py"
-    given = there.path, ranked, title, again, objective, config
-    made[f"report{suffix}.html"] = sweep_dir.report(page, *given, suffix, command=command)
+    given = there.path, ranked, title, again, objective, module, config
+    made[f"report{suffix}.html"] = sweep_dir.report(page, *given, suffix)
     return made
 
 
