@@ -20,7 +20,7 @@ ENVS = "tests/envs/test_envs.py::test_it"
         ("envs/pursuit.py", ENVS, True),  # by a string of the registry
         ("algorithms/launch/tools/compare.py", f"{CONTRACT}[ppo]", False),  # behind `if __name__`
         # By the names that launch/__init__.py imports when they are asked for.
-        ("algorithms/launch/engine/locks.py", LAUNCH, True),
+        ("algorithms/launch/engine/hosts.py", LAUNCH, True),
         ("algorithms/launch/tools/report/page.css", LAUNCH, True),
         ("tests/algorithms/conftest.py", "tests/algorithms/parts/test_info.py::test_it", True),
         ("tests/algorithms/conftest.py", ENVS, False),

@@ -26,8 +26,8 @@ from algorithms.launch.engine import (
 from algorithms.launch.engine.distributions import Choice, Distribution
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.experiment import withdrawn_unless_begun
+from algorithms.launch.engine.hosts import locked
 from algorithms.launch.engine.interrupts import in_background
-from algorithms.launch.engine.locks import locked
 from algorithms.launch.engine.loop import Swept
 from algorithms.launch.engine.options import (
     Options,

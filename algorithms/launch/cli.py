@@ -26,7 +26,6 @@ from algorithms.launch.engine import (
     settings,
     versions,
 )
-from algorithms.launch.engine.description import read_description
 from algorithms.launch.engine.errors import UserError, unknown
 from algorithms.launch.engine.grids import Asked
 from algorithms.launch.engine.interrupts import CODES, Terminated, heed_at_once, in_background
@@ -39,6 +38,7 @@ from algorithms.launch.engine.options import (
     seeds_of,
     stored,
 )
+from algorithms.launch.engine.run_dir import read_description
 from algorithms.launch.engine.session import Result
 from algorithms.launch.engine.settings import algorithm_name
 from algorithms.launch.flags import Flags, parse, single_out

@@ -23,7 +23,7 @@ outputs        what else a run does at its points, and its curve
 programs and devices
 programs       a configuration on devices, and its compiled programs
 devices        which devices serve which trials
-hosts          several processes that train together
+hosts          several processes that train together, and one at a time in a directory
 split          one trial shared over devices
 population     a population of members as one trial, and its settings
 evolution      who is replaced in a population, and how floats change
@@ -31,22 +31,18 @@ interrupts     `launch.Stop`, Ctrl-C and SIGTERM
 
 files
 experiment     a run or a sweep, and which of the two; directories that appear whole
-run_dir        the directory of a run
+run_dir        the directory of a run, and its config.json
 sweep_dir      the directory of a sweep
 loading        `launch.load`
 outcomes       the results of a sweep, read back
 files          files that appear whole, checkpoints
-description    config.json
 versions       versions.json
-locks          one process at a time
 
 what people see of a run
 metrics        metrics.csv, what its columns are, and what they warn of
 results        the results of a sweep
 intervals      what the scores of a few seeds tell about all seeds
-progress       lines on stdout
-brief          how a result prints itself
-plots          learning curves and sweeps as pictures
-lineage        the history of a population
+progress       lines on stdout, and how a result prints itself
+plots          learning curves, sweeps and populations as pictures
 errors         users' mistakes, warnings, output that nobody reads
 """

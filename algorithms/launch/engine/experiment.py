@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from algorithms.launch.engine import files, hosts, settings
-from algorithms.launch.engine.description import check_version, fill, read_description
 from algorithms.launch.engine.errors import UserError
-from algorithms.launch.engine.run_dir import RunDir
+from algorithms.launch.engine.run_dir import RunDir, check_version, fill, read_description
 
 SWEEP = "sweep.json"  # in the directory of a sweep
 LONGEST = 120  # characters that a directory's name has of environments

@@ -2,23 +2,27 @@
 
 All of them run the same code on the same numbers; a program's trials are spread over the devices of
 all. Only the first process prints, draws and keeps the directory. Processes exchange only the
-metrics of each point, requests to stop, and errors.
+metrics of each point, requests to stop, and errors. Others stay out of the directory by its lock.
 """
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
+import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from algorithms.launch.engine.errors import UserError
+from algorithms.launch.engine.errors import UserError, warn
 
 # Keys of what the processes tell each other when one fails.
 FAILED = "single-file-rl/failed"  # by the first that does, read by all
@@ -207,3 +211,53 @@ def wait() -> None:
         from jax.experimental import multihost_utils
 
         multihost_utils.sync_global_devices("here")
+
+
+# --- one process at a time trains in a directory ---------------------------------------------
+
+LOCK = ".lock"
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Keeps other processes, also those of other hosts, from training in the directory meanwhile.
+
+    The lock is flock's on a file in it: the kernel frees it however a process ends, kill -9
+    included. On NFS (version 4, or 3 with its lock daemon) Linux has the server keep it, so that it
+    holds between hosts. On a file system that knows no locks there is a warning and no lock. Of
+    several processes that train together the first one holds it.
+
+    Raises:
+      UserError: another run trains there (it is named), or nothing can be written there.
+    """
+    held: list[Any] = []
+    from_first(lambda: held.append(_acquire(Path(directory))))
+    try:
+        yield
+    finally:
+        for file in held:
+            file.truncate(0)
+            file.close()
+
+
+def _acquire(directory: Path) -> Any:
+    """The file, open and locked. It is never deleted: two processes could then hold locks."""
+    try:
+        file = open(directory / LOCK, "a+")  # noqa: SIM115, it stays open as long as the lock
+    except OSError as error:
+        raise UserError(f"{directory} cannot be trained in: {error.strerror}") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        who = file.read().strip() or "another process"
+        raise UserError(f"{directory} is being trained by {who}: wait for it, or stop it") from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        warn(f"{directory}: no locks here ({error.strerror}); let nothing else train in it")
+    file.truncate(0)
+    with contextlib.suppress(OSError):  # a full disk: the lock holds without its note
+        os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
+    return file

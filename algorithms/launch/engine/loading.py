@@ -13,9 +13,9 @@ from flax import struct
 import envs
 from algorithms import parts
 from algorithms.launch.engine import experiment, files, outcomes, population, programs
-from algorithms.launch.engine.brief import brief
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.metrics import Metrics, mean_returns, over_episodes, players, stack
+from algorithms.launch.engine.progress import brief
 from algorithms.launch.engine.run_dir import RunDir
 from algorithms.launch.engine.settings import Trials
 from algorithms.launch.engine.sources import Source, rows

@@ -23,13 +23,13 @@ from algorithms.launch.engine import (
     states,
     sweep_dir,
 )
-from algorithms.launch.engine.brief import brief
 from algorithms.launch.engine.errors import UserError
+from algorithms.launch.engine.hosts import locked
 from algorithms.launch.engine.interrupts import Interrupt
-from algorithms.launch.engine.locks import locked
 from algorithms.launch.engine.metrics import Learnless
 from algorithms.launch.engine.options import Options
 from algorithms.launch.engine.outputs import DRAW_SECONDS, Hooks
+from algorithms.launch.engine.progress import brief
 from algorithms.launch.engine.record import Losses
 from algorithms.launch.engine.results import Outcome
 from algorithms.launch.engine.schedule import WHOLE

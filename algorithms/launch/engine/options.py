@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from algorithms import parts
 from algorithms.launch.engine import initial, population, settings, split
-from algorithms.launch.engine.description import VERSION
 from algorithms.launch.engine.errors import UserError, unknown
 from algorithms.launch.engine.initial import Initial
+from algorithms.launch.engine.run_dir import VERSION
 from algorithms.launch.engine.settings import Trials, algorithm_name
 
 INIT = ("init_from", "init_point", "init_trial", "init_optimizer")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from algorithms.launch.engine import devices, hosts, lineage, plots, programs
+from algorithms.launch.engine import devices, hosts, plots, programs
 from algorithms.launch.engine.errors import warn
 from algorithms.launch.engine.metrics import PACE_NAMES, stack
 from algorithms.launch.engine.settings import Trials
@@ -198,4 +198,4 @@ class Pictures(Output):
         logarithmic = [name for name, space in ranges.items() if space.kind == "log"]
         with record.losses.survive(file.name, f"{file.name} was not drawn", Exception):
             title = f"{trainer.name}: a population"
-            lineage.draw(metrics, trials.seeds, logarithmic, title, file)
+            plots.population(metrics, trials.seeds, logarithmic, title, file)

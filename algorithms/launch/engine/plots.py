@@ -1,10 +1,9 @@
-"""The learning curve of a run, and the results of a sweep, as pictures."""
+"""The learning curve of a run, the results of a sweep and a population's history, as pictures."""
 
 import contextlib
 import importlib
-import itertools
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -346,78 +345,6 @@ def style(ax: Any, last_step: float) -> None:
     ax.set_xlim(-0.02 * last_step, 1.02 * last_step)
 
 
-def grid(
-    returns: Mapping[str, np.ndarray],
-    values: np.ndarray,
-    ranges: Sequence[Any],
-    title: str,
-    path: Path,
-) -> None:
-    """Draws returns over a grid of an environment's parameters.
-
-    Two parameters give a heat map for each run, of the mean over its trials, all on one scale of
-    colours. Otherwise each parameter has a panel, with a line for each run: the mean over all other
-    parameters and its trials, plus and minus one standard error over the trials.
-
-    Args:
-      returns: (trials, cells) of each run.
-      values: of the parameters, (cells, ranges).
-      ranges: with `name` and `is_log`.
-      title: above the panels.
-      path: of the PNG; whatever was there is replaced in one step.
-    """
-    from matplotlib.figure import Figure
-
-    maps = len(ranges) == 2
-    number = len(returns) if maps else len(ranges)
-    columns = min(number, 3)
-    rows = -(-number // columns)
-    figure = Figure(figsize=(1.0 + 4.6 * columns, 0.8 + 3.8 * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).reshape(-1)
-    figure.suptitle(title, wrap=True)
-    for ax in axes[number:]:
-        ax.remove()
-    if maps:
-        _heat_maps(figure, axes[:number], returns, values, ranges)
-    else:
-        for ax, one, own in zip(axes, ranges, values.T):
-            _over_parameter(ax, returns, own, one)
-        if len(returns) > 1:
-            axes[0].legend()
-    save(figure, path)
-
-
-def _heat_maps(
-    figure: Any, axes: Any, returns: Mapping[str, np.ndarray], values: np.ndarray, ranges: Any
-) -> None:
-    first, second = (np.unique(column) for column in values.T)
-    shape = len(first), len(second)
-    means = {name: cells.mean(0).reshape(shape) for name, cells in returns.items()}
-    low = min(mean.min() for mean in means.values())
-    high = max(mean.max() for mean in means.values())
-    scale = {"vmin": low, "vmax": high if high > low else low + 1.0}
-    for ax, (name, mean) in zip(axes, means.items()):
-        drawn = ax.imshow(mean, origin="lower", aspect="auto", cmap="viridis", **scale)
-        ax.set_title(name)
-        ax.set(xlabel=ranges[1].name, ylabel=ranges[0].name)
-        for axis, numbers in ((ax.xaxis, second), (ax.yaxis, first)):
-            marked = range(0, len(numbers), -(-len(numbers) // MOST_TICKS))
-            axis.set_ticks(marked, [f"{numbers[i]:.3g}" for i in marked])
-    figure.colorbar(drawn, ax=list(axes), label="mean return")
-
-
-def _over_parameter(ax: Any, returns: Mapping[str, np.ndarray], own: np.ndarray, one: Any) -> None:
-    x = np.unique(own)
-    for (name, cells), colour in zip(returns.items(), itertools.cycle(COLOURS)):
-        curve = np.stack([cells[:, own == value].mean(1) for value in x])  # (values, trials)
-        mean, error = mean_and_error(curve.T)
-        ax.plot(x, mean, color=colour, label=name)
-        ax.fill_between(x, mean - error, mean + error, color=colour, alpha=0.2, linewidth=0)
-    ax.set_xlabel(one.name)
-    ax.set_xscale("log" if one.is_log else "linear")
-    ax.set_ylabel("mean return")
-
-
 def save(figure: Any, path: Path, dpi: int = 130, **how: Any) -> None:
     """Writes a picture in the format of its ending; whatever was there is replaced in one step."""
     path = Path(path)
@@ -427,3 +354,78 @@ def save(figure: Any, path: Path, dpi: int = 130, **how: Any) -> None:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+# --- a population: returns, schedules of floats, and who came of whom -------------------------
+
+POPULATIONS = 3  # populations, side by side
+GREY, RED = "#999999", COLOURS[1]
+
+
+def ancestors(parents: np.ndarray, last: int) -> np.ndarray:
+    """The member that each point's ancestor of the last one was, (points,).
+
+    Args:
+      parents: whose state each member has gone on from at a point, (points, members).
+      last: a member at the last point.
+    """
+    found = [last]
+    for row in parents[:0:-1]:
+        found.append(int(row[found[-1]]))
+    return np.array(found[::-1])
+
+
+def schedules(metrics: Metrics) -> list[str]:
+    """Names of the floats that change."""
+    names = [name.removeprefix("member_") for name in metrics if name.startswith("member_")]
+    return [name for name in names if name != "return"]
+
+
+def population(
+    metrics: Metrics, seeds: Sequence[int], logarithmic: Sequence[str], title: str, path: Path
+) -> None:
+    """Draws every member thin and the line of ancestors of the last best member thick.
+
+    A dotted stroke between two members says that the one became a copy of the other.
+
+    Args:
+      metrics: `member_return`, `parent` and so on, (populations, points, members).
+      seeds: of the populations.
+      logarithmic: floats with a logarithmic axis.
+      title: above the panels.
+      path: of the PNG; whatever was there is replaced in one step.
+    """
+    from matplotlib.figure import Figure
+
+    rows, shown = ["return", *schedules(metrics)], min(len(seeds), POPULATIONS)
+    size = (1.0 + 4.5 * shown, 0.8 + 2.6 * len(rows))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(rows), shown, squeeze=False, sharex=True, sharey="row")
+    figure.suptitle(title)
+    for column in range(shown):
+        one = {name: values[column] for name, values in metrics.items()}
+        line = ancestors(one["parent"], int(one["best_member"][-1]))
+        for ax, name in zip(axes[:, column], rows):
+            _members(ax, one["timestep"], one[f"member_{name}"], one["parent"], line)
+            if name in logarithmic:
+                ax.set_yscale("log")
+        axes[0, column].set_title(f"seed {seeds[column]}")
+        axes[-1, column].set_xlabel("environment steps of a member")
+    for ax, name in zip(axes[:, 0], rows):
+        ax.set_ylabel(name)
+    save(figure, path)
+
+
+def _members(
+    ax: Any, steps: np.ndarray, values: np.ndarray, parents: np.ndarray, line: np.ndarray
+) -> None:
+    values = np.where(np.isfinite(values), values, np.nan)
+    for member in range(values.shape[1]):
+        for point in range(1, len(steps)):
+            parent = parents[point, member]
+            stroke = [values[point - 1, parent], values[point, member]]
+            style = "-" if parent == member else ":"
+            ax.plot(steps[point - 1 : point + 1], stroke, style, color=GREY, linewidth=0.7)
+    best = values[np.arange(len(steps)), line]
+    ax.plot(steps, best, color=RED, linewidth=2.0, label="ancestors of the best")
+    ax.grid(alpha=0.3)

@@ -10,10 +10,10 @@ import jax
 import numpy as np
 
 from algorithms.launch.engine import files, hosts, programs
-from algorithms.launch.engine.brief import brief
 from algorithms.launch.engine.errors import warn
 from algorithms.launch.engine.metrics import ALARMS, Metrics
 from algorithms.launch.engine.outputs import Output
+from algorithms.launch.engine.progress import brief
 from algorithms.launch.engine.run_dir import RunDir
 from algorithms.parts.checks import LARGE, bounds_of, sees_raw
 from envs.behaviour import of_user

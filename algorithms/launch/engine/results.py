@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from algorithms.launch.engine import intervals, objectives
-from algorithms.launch.engine.brief import brief
 from algorithms.launch.engine.metrics import Metrics, as_csv, mean_returns
+from algorithms.launch.engine.progress import brief
 from algorithms.launch.engine.settings import Trials, plain, text_of
 
 SHOWN = 10  # settings in the table on the screen

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from algorithms.launch.engine import hosts, initial, population, programs
-from algorithms.launch.engine.brief import brief
 from algorithms.launch.engine.errors import UserError, warn
 from algorithms.launch.engine.interrupts import Interrupt, Stop, in_background
 from algorithms.launch.engine.metrics import (
@@ -24,7 +23,7 @@ from algorithms.launch.engine.metrics import (
 from algorithms.launch.engine.options import Options, describe
 from algorithms.launch.engine.outputs import Hooks
 from algorithms.launch.engine.programs import Trainer, excess, length
-from algorithms.launch.engine.progress import not_finite
+from algorithms.launch.engine.progress import brief, not_finite
 from algorithms.launch.engine.record import Point, Record, Start
 from algorithms.launch.engine.run_dir import RunDir
 from algorithms.launch.engine.settings import Trials, text_of

@@ -12,8 +12,7 @@ import jax
 import numpy as np
 
 from algorithms.launch.engine import devices, files
-from algorithms.launch.engine.description import fill
-from algorithms.launch.engine.run_dir import RunDir
+from algorithms.launch.engine.run_dir import RunDir, fill
 
 
 class Source(NamedTuple):

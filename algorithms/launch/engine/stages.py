@@ -26,7 +26,6 @@ from algorithms.launch.engine import (
     starts,
 )
 from algorithms.launch.engine import schedule as schedules
-from algorithms.launch.engine.description import fill
 from algorithms.launch.engine.errors import UserError, warn
 from algorithms.launch.engine.interrupts import in_background
 from algorithms.launch.engine.metrics import Metrics
@@ -34,6 +33,7 @@ from algorithms.launch.engine.options import Options
 from algorithms.launch.engine.programs import excess, in_words, length, usable_capacity
 from algorithms.launch.engine.record import Start
 from algorithms.launch.engine.results import Outcome
+from algorithms.launch.engine.run_dir import fill
 from algorithms.launch.engine.schedule import Next, Schedule
 from algorithms.launch.engine.session import Chunk, Result
 from algorithms.launch.engine.settings import Trials, env_name

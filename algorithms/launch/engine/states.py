@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from algorithms.launch.engine import experiment, files, hosts, programs, results, sources
-from algorithms.launch.engine.description import with_checksum
-from algorithms.launch.engine.locks import locked
+from algorithms.launch.engine.hosts import locked
 from algorithms.launch.engine.results import Ranked
-from algorithms.launch.engine.run_dir import RunDir
+from algorithms.launch.engine.run_dir import RunDir, with_checksum
 from algorithms.launch.engine.session import Chunk
 from algorithms.launch.engine.sources import Source
 from algorithms.launch.engine.stages import Stages

@@ -10,7 +10,7 @@ report.html         the ranking, those pictures and more on one page that opens 
 wandb.json          ids of wandb's runs, with --track
 best.json           the best setting, for --config; with several environments, best-NAME.json each
 best/ ...           a run of it, with its last whole state, once the others' have gone (states.py)
-.lock               held by the process that trains here (locks.py)
+.lock               held by the process that trains here (hosts.py)
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,13 +21,12 @@ import numpy as np
 
 from algorithms import parts
 from algorithms.launch.engine import distributions, experiment, grids, results, settings
-from algorithms.launch.engine.description import VERSION
 from algorithms.launch.engine.distributions import Distribution
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.experiment import as_file_name
 from algorithms.launch.engine.metrics import LAST_COLUMNS, as_csv
 from algorithms.launch.engine.options import Options, init_to_json
-from algorithms.launch.engine.run_dir import RunDir
+from algorithms.launch.engine.run_dir import VERSION, RunDir
 from algorithms.launch.engine.session import Chunk
 from algorithms.launch.engine.settings import algorithm_name, plain
 

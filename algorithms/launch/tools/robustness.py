@@ -10,7 +10,7 @@ are given. A cell is one combination of evenly spaced values of the parameters.
 import argparse
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -246,6 +246,67 @@ def _csv(found: Grid) -> str:
     return as_csv(lines)
 
 
+# --- as a picture ------------------------------------------------------------------------------
+
+
+def draw(found: Grid, path: Path) -> None:
+    """Draws returns over the grid; whatever was in the place of the PNG is replaced in one step.
+
+    Two parameters give a heat map for each row, of the mean over its trials, all on one scale of
+    colours. Otherwise each parameter has a panel, with a line for each row: the mean over all other
+    parameters and its trials, plus and minus one standard error over the trials.
+    """
+    from matplotlib.figure import Figure
+
+    returns, ranges = {row.name: row.cells for row in found.rows}, found.ranges
+    maps = len(ranges) == 2
+    number = len(returns) if maps else len(ranges)
+    columns = min(number, 3)
+    rows = -(-number // columns)
+    figure = Figure(figsize=(1.0 + 4.6 * columns, 0.8 + 3.8 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).reshape(-1)
+    figure.suptitle(found.title, wrap=True)
+    for ax in axes[number:]:
+        ax.remove()
+    if maps:
+        _heat_maps(figure, axes[:number], returns, found)
+    else:
+        for ax, one, own in zip(axes, ranges, found.values.T):
+            _over_parameter(ax, returns, own, one)
+        if len(returns) > 1:
+            axes[0].legend()
+    plots.save(figure, path)
+
+
+def _heat_maps(figure: Any, axes: Any, returns: Mapping[str, np.ndarray], found: Grid) -> None:
+    first, second = (np.unique(column) for column in found.values.T)
+    shape = len(first), len(second)
+    means = {name: cells.mean(0).reshape(shape) for name, cells in returns.items()}
+    low = min(mean.min() for mean in means.values())
+    high = max(mean.max() for mean in means.values())
+    scale = {"vmin": low, "vmax": high if high > low else low + 1.0}
+    for ax, (name, mean) in zip(axes, means.items()):
+        drawn = ax.imshow(mean, origin="lower", aspect="auto", cmap="viridis", **scale)
+        ax.set_title(name)
+        ax.set(xlabel=found.ranges[1].name, ylabel=found.ranges[0].name)
+        for axis, numbers in ((ax.xaxis, second), (ax.yaxis, first)):
+            marked = range(0, len(numbers), -(-len(numbers) // plots.MOST_TICKS))
+            axis.set_ticks(marked, [f"{numbers[i]:.3g}" for i in marked])
+    figure.colorbar(drawn, ax=list(axes), label="mean return")
+
+
+def _over_parameter(ax: Any, returns: Mapping[str, np.ndarray], own: np.ndarray, one: Any) -> None:
+    x = np.unique(own)
+    for (name, cells), colour in zip(returns.items(), itertools.cycle(plots.COLOURS)):
+        curve = np.stack([cells[:, own == value].mean(1) for value in x])  # (values, trials)
+        mean, error = plots.mean_and_error(curve.T)
+        ax.plot(x, mean, color=colour, label=name)
+        ax.fill_between(x, mean - error, mean + error, color=colour, alpha=0.2, linewidth=0)
+    ax.set_xlabel(one.name)
+    ax.set_xscale("log" if one.is_log else "linear")
+    ax.set_ylabel("mean return")
+
+
 # --- the command line --------------------------------------------------------------------------
 
 
@@ -288,6 +349,5 @@ def main(argv: Sequence[str] | None = None) -> None:
             cells.write_text(_csv(found))
             print(f"cells in {cells}")
         if picture:
-            returns = {row.name: row.cells for row in found.rows}
-            plots.grid(returns, found.values, found.ranges, found.title, picture)
+            draw(found, picture)
             print(f"picture in {picture}")

@@ -10,9 +10,8 @@ from PIL import Image
 
 from algorithms import launch
 from algorithms.launch.engine import experiment, files, intervals, plots, results, settings
-from algorithms.launch.engine.description import VERSION
 from algorithms.launch.engine.errors import UserError
-from algorithms.launch.engine.run_dir import RunDir
+from algorithms.launch.engine.run_dir import VERSION, RunDir
 from algorithms.launch.tools import compare, comparison
 from algorithms.launch.tools.comparison import Trial
 from tests.algorithms.launch import toy

@@ -17,7 +17,7 @@ import pytest
 from algorithms import launch
 from algorithms.launch.engine import experiment
 from algorithms.launch.engine.errors import UserError
-from algorithms.launch.engine.locks import locked
+from algorithms.launch.engine.hosts import locked
 from algorithms.launch.engine.run_dir import RunDir
 from tests.algorithms.launch import toy
 from tests.algorithms.launch.test_runner import Stop, stop_at

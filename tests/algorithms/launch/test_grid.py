@@ -199,13 +199,12 @@ def test_command(runs, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("words", ["a:uniform:1:3", "a:uniform:1:3/b:log:1:9/c:uniform:0:1"])
 def test_pictures_of_other_numbers_of_parameters(words, tmp_path):
-    from algorithms.launch.engine import plots
-
     ranges = [randomized.Range(w.split(":")[0], "log" in w, 1.0, 3.0) for w in words.split("/")]
     shares = grid._shares(len(ranges), 3)
     values = np.array([[r.value(s) for r, s in zip(ranges, cell)] for cell in shares])
-    returns = {"one": np.ones((2, len(values))), "two": np.zeros((1, len(values)))}
-    plots.grid(returns, values, ranges, "title", tmp_path / "new.png")
+    rows = [grid.Row("one", np.ones((2, len(values))), np.ones(2))]
+    rows.append(grid.Row("two", np.zeros((1, len(values))), np.zeros(1)))
+    grid.draw(grid.Grid(tuple(ranges), values, rows, "title"), tmp_path / "new.png")
     assert (tmp_path / "new.png").stat().st_size > 5000
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from algorithms import c51, launch, reinforce, sac
 from algorithms.launch import Discount, LogUniform, Uniform, cli
-from algorithms.launch.engine import devices, evolution, lineage, plots, population
+from algorithms.launch.engine import devices, evolution, plots, population
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.evolution import Range
 from algorithms.launch.engine.options import Options
@@ -70,7 +70,7 @@ def of_reinforce():
 @pytest.fixture
 def no_picture(run, monkeypatch):
     """That of the fixture has been drawn, and is looked at."""
-    monkeypatch.setattr(lineage, "draw", lambda *_: None)
+    monkeypatch.setattr(plots, "population", lambda *_: None)
 
 
 def plain(tree):
@@ -467,13 +467,13 @@ def test_only_floats_that_the_update_reads_may_change():
 def test_ancestors_are_followed_back():
     parents = np.array([[0, 1, 2], [0, 1, 2], [1, 1, 2], [0, 0, 2]])
     # The last 1 copied 0, which before had copied 1.
-    np.testing.assert_array_equal(lineage.ancestors(parents, 1), [1, 1, 0, 1])
+    np.testing.assert_array_equal(plots.ancestors(parents, 1), [1, 1, 0, 1])
 
 
 def test_a_population_is_drawn(run, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
-    lineage.draw(run.metrics, [3, 4], ["learning_rate"], "title", tmp_path / "x.png")
+    plots.population(run.metrics, [3, 4], ["learning_rate"], "title", tmp_path / "x.png")
     axes = drawn[0].axes
     assert len(axes) == 2 * 3
     scales = {ax.get_ylabel(): ax.get_yscale() for ax in axes if ax.get_ylabel()}

@@ -11,7 +11,7 @@ import pytest
 
 from algorithms import launch
 from algorithms.launch import cli
-from algorithms.launch.engine import devices, experiment, files, locks, loop, outcomes
+from algorithms.launch.engine import devices, experiment, files, hosts, loop, outcomes
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.outcomes import is_over
 from algorithms.launch.engine.run_dir import RunDir
@@ -268,7 +268,7 @@ def test_what_stops_the_removal_keeps_all_states(tmp_path, monkeypatch, capsys):
     assert states(path) == there and not list(path.glob("*best*/"))
     for file in (path / "chunk_000" / "checkpoints").glob("*.state"):
         file.write_bytes(data)
-    with locks.locked(path / "chunk_000"):
+    with hosts.locked(path / "chunk_000"):
         launch.resume(path, module=toy)
     assert "chunk_000 is being trained by" in capsys.readouterr().err
     assert {"chunk_000/checkpoints/000004.state"} < states(path)
