@@ -113,8 +113,8 @@ def begin(
     if not devices.use_cores(at_once * chosen.split_envs, config):
         view.say(devices.IN_USE)
     trainers = [Trainer(module, group.config, group.trials.count, view) for group in groups]
-    for group in groups:
-        _check_outputs(group.config, chosen)
+    outputs = _outputs([group.config for group in groups], chosen)
+    hooks = Hooks(functions, outputs, _page) if place.save else Hooks(functions)
     if chosen.init:
         chosen = _with_beginnings(chosen, seeds, trainers)
         described |= init_to_json(chosen) if is_sweep else {}
@@ -122,7 +122,6 @@ def begin(
         population.check_rounds(trainers[0].plan, config)
         population.check_floats_matter(module.module, config, list(module.settings.ranges))
         view.say(population.in_words(module.settings, config.num_evals))
-    hooks = _hooks(functions, chosen) if place.save else Hooks(functions)
     if not is_sweep:
         return _begin_run(Chunk(trainers[0], groups[0].trials), chosen, hooks, place)
     uncut = _uncut(groups, trainers)
@@ -263,8 +262,8 @@ def resume(
         notes: list[str] = []
         if total_timesteps is not None and longer:
             chunks[0], notes = starts.extended(chunks[0], total_timesteps)
-        for chunk in chunks:
-            _check_outputs(chunk.trainer.config, chosen)
+        outputs = _outputs([chunk.trainer.config for chunk in chunks], chosen)
+        hooks = Hooks(functions, outputs, _page)
         if wanted is not None and wanted != (old := there.run_dir()).points("state")[-1]:
             run_dir = starts.forked(chunks[0], old, chosen)
             locks.enter_context(locked(run_dir.path))
@@ -273,13 +272,12 @@ def resume(
             starts.check_no_rung(there.path)
         for note in notes:
             view.say(note)
-        hooks = _hooks(functions, chosen)
         if there.is_sweep:
             stages.announce_resumed(view, there.path, chunks)
             with view.timed("compile"):
                 in_background(stages.compile_unfinished, chunks)
-            if chosen != options_of(there.description, {}):
-                experiment.keep_options(there, chosen.to_json())
+            if chosen != options_of(there.description, {}) and hosts.is_first():
+                experiment.amend(there.path, options=chosen.to_json())
             return loop.train_sweep(_stages_of(there, chunks, chosen), chunks, hooks)
         return loop.train_run(chunks[0], chosen, hooks)
 
@@ -292,30 +290,25 @@ def _stages_of(there: experiment.Experiment, chunks: list[Chunk], options: Optio
     return stages.of(first, asked_of(said), seeds, options)._replace(path=there.path)
 
 
-def _check_outputs(config: Any, options: Options) -> None:
-    """Refuses what cannot be drawn or tracked, before anything runs or is written."""
+def _outputs(configs: Sequence[Any], options: Options) -> list[type[Output]]:
+    """What happens at points of what is saved, by tools that were asked for, too.
+
+    Raises:
+      UserError: something cannot be tracked or drawn.
+    """
+    outputs: list[type[Output]] = [Saving]
     if options.tracked:
         from algorithms.launch.tools import trackers
 
         trackers.check_libraries(options.tracked)
+        outputs.append(trackers.Trackers)
     if options.gif != "never":
         from algorithms.launch.tools import render
 
-        render.check_drawable(config)
-
-
-def _hooks(functions: Functions, options: Options) -> Hooks:
-    """What happens at points of what is saved, by tools that were asked for, too."""
-    outputs: list[type[Output]] = [Saving]
-    if options.tracked:
-        from algorithms.launch.tools.trackers import Trackers
-
-        outputs.append(Trackers)
-    if options.gif != "never":
-        from algorithms.launch.tools.render import Gif
-
-        outputs.append(Gif)
-    return Hooks(functions, [*outputs, Pictures], _page)
+        for config in configs:
+            render.check_drawable(config)
+        outputs.append(render.Gif)
+    return [*outputs, Pictures]
 
 
 def _page(*given: Any) -> str:

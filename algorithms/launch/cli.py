@@ -354,7 +354,7 @@ def loaded_trials(module: Any, flags: Flags, path: str) -> Iterator[tuple]:
     loaded = loading.load(path, point, trial="all", module=module, whole=False)
     for i in chosen:
         config, state = loaded.trials.one(loaded.config, i), loading.one_trial(loaded.state, i)
-        yield i, config, state, loaded.point[i], loaded.trials.part(i, i + 1)
+        yield i, config, state, loaded.point[i], loaded.trials.some([i])
 
 
 def chosen_trials(there: experiment.Experiment, word: str) -> list[int]:

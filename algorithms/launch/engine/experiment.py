@@ -83,29 +83,25 @@ class Experiment(NamedTuple):
           UserError: it is a sweep.
         """
         if self.is_sweep:
-            raise UserError(f"{self.path} is a sweep; its runs are {self.path}/chunk_000 and so on")
-        return RunDir(self.path, self.description)
-
-    def locate(self, trial: int | None) -> tuple[RunDir, int | None]:
-        """The chunk that has a trial, and which one it is there; None for all trials of a run.
-
-        Raises:
-          UserError: there is no such trial, or it is a sweep and none is named.
-        """
-        if not self.is_sweep:
-            return self.run_dir(), trial
-        if trial is None:
             raise UserError(
                 f"{self.path} is a sweep: say which trial of its results.csv; its runs, chunk_000 "
                 "and so on, give all of theirs"
             )
+        return RunDir(self.path, self.description)
+
+    def locate(self, trial: int, name: str = "trial") -> tuple[RunDir, int]:
+        """The chunk that has a trial, and which one it is there.
+
+        Raises:
+          UserError: there is no such trial; `name` is what the user calls it.
+        """
         homes = self.homes()
-        if trial not in homes:
-            raise UserError(f"trial={trial}: {self.path} has trials 0 to {max(homes)}")
+        if type(trial) is not int or trial not in homes:
+            raise UserError(f"{name}={trial}: {self.path} has trials 0 to {max(homes)}")
         path, place = homes[trial]
         return RunDir.open(path), place
 
-    def locate_state(self, trial: int | None, point: int) -> tuple[RunDir, int | None]:
+    def locate_state(self, trial: int, point: int) -> tuple[RunDir, int]:
         """The same, of a trial's whole state at a point, if another run than its chunk has it.
 
         Raises:
@@ -193,17 +189,14 @@ def extend(
     return [RunDir(path / name, run) for name, run in zip(names, runs)]
 
 
-def keep_options(there: Experiment, options: dict[str, Any]) -> None:
-    """Writes the options that a sweep goes on with into its sweep.json, if they have changed.
+def amend(path: Path, **more: Any) -> None:
+    """Has a sweep.json, as it is now, say something else.
 
     Raises:
       UserError: it cannot be written.
     """
-    if there.description["options"] == options or not hosts.is_first():
-        return
-    with files.writing(there.path):
-        said = files.read_json(there.path / SWEEP)  # of now, not of when it was opened
-        files.write_json(there.path / SWEEP, said | {"options": options})
+    with files.writing(path):
+        files.write_json(path / SWEEP, files.read_json(path / SWEEP) | more)
 
 
 def _listed(
@@ -275,12 +268,8 @@ def make(path: Path, write: Callable[[Path], None]) -> None:
     Raises:
       UserError: it exists and is not empty, or it cannot be made.
     """
-    try:
-        _make(Path(path), write)
-    except FileExistsError:
-        raise UserError(f"{path} exists: a run is never overwritten") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be made: {error.strerror}") from error
+    if not _made(path, write):
+        raise UserError(f"{path} exists: a run is never overwritten")
 
 
 @contextlib.contextmanager
@@ -306,15 +295,8 @@ def make_named(root: Path, words: list[str], write: Callable[[Path], None]) -> P
     name = "__".join(map(as_file_name, words))
     for count in range(10**6):
         path = Path(root) / (f"{name}-{count}" if count else name)
-        if path.exists():
-            continue
-        try:
-            _make(path, write)
+        if not path.exists() and _made(path, write):
             return path
-        except FileExistsError:  # by another process, meanwhile
-            continue
-        except OSError as error:
-            raise UserError(f"{path} cannot be made: {error.strerror}") from error
     raise UserError(f"{root} has a million runs named {name}")
 
 
@@ -323,24 +305,26 @@ def as_file_name(word: str) -> str:
     return re.sub(r"[^\w.+-]", "-", word)
 
 
-def _make(path: Path, fill: Callable[[Path], None]) -> None:
+def _made(path: Path, fill: Callable[[Path], None]) -> bool:
     """Makes a directory with what `fill` writes into it. An empty one may be there already.
 
+    Returns False if something else is, perhaps made in this very moment; it stays as it is.
+
     Raises:
-      FileExistsError: something else is, perhaps made in this very moment; it stays as it is.
-      OSError: it cannot be made.
+      UserError: it cannot be made.
     """
-    path = path.absolute()
-    new = path.parent / f".{path.name}.{secrets.token_hex(4)}"
-    new.mkdir(parents=True)
+    whole = path.absolute()
+    new = whole.parent / f".{whole.name}.{secrets.token_hex(4)}"
     try:
+        new.mkdir(parents=True)
         fill(new)
         files.sync_directory(new)
-        os.rename(new, path)  # replaces nothing but an empty directory
+        os.rename(new, whole)  # replaces nothing but an empty directory
+        files.sync_directory(whole.parent)
     except OSError as error:
-        if error.errno in TAKEN:
-            raise FileExistsError(errno.EEXIST, "it exists", str(path)) from error
-        raise
+        if error.errno in TAKEN and new.exists():
+            return False
+        raise UserError(f"{path} cannot be made: {error.strerror}") from error
     finally:
         shutil.rmtree(new, ignore_errors=True)
-    files.sync_directory(path.parent)
+    return True

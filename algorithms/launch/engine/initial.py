@@ -117,10 +117,7 @@ def _trials(there: experiment.Experiment, wanted: Initial, count: int) -> list[i
 
 
 def _point(there: experiment.Experiment, wanted: Initial, trial: int) -> int:
-    run, place = there.locate(trial)
-    assert place is not None
-    if not 0 <= place < run.trials.count:
-        raise UserError(f"init_trial={trial}: {run.path} has trials 0 to {run.trials.count - 1}")
+    run, place = there.locate(trial, "init_trial")
     point = loading.choose_point(run, wanted.point, run.history(), place)
     if not run.is_finite(point)[place]:
         raise UserError(
@@ -199,13 +196,13 @@ def read(initial: Initial, module: Any, config: Any) -> Any:
 
     pairs = list(zip(initial.trials, initial.points))
     homes = [_home(there, initial, trial, point) for trial, point in pairs]
-    come = [Source(run, place or 0, at) for (run, place), at in zip(homes, initial.points)]
+    come = [Source(*home, at) for home, at in zip(homes, initial.points)]
     return sources.rows(come, of_run)
 
 
 def _home(
     there: experiment.Experiment, initial: Initial, trial: int, point: int
-) -> tuple[RunDir, int | None]:
+) -> tuple[RunDir, int]:
     """The run that has what is taken, and the trial's place there."""
     return there.locate_state(trial, point) if initial.optimizer else there.locate(trial)
 

@@ -8,25 +8,18 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from flax import struct
 
 import envs
 from algorithms import parts
 from algorithms.launch.engine import experiment, files, outcomes, population, programs
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.metrics import Metrics, mean_returns, over_episodes, players, stack
+from algorithms.launch.engine.population import Acting
 from algorithms.launch.engine.progress import brief
 from algorithms.launch.engine.run_dir import RunDir
 from algorithms.launch.engine.settings import Trials
 from algorithms.launch.engine.sources import Source, rows
 from envs import games, registry
-
-
-@struct.dataclass
-class Acting:
-    """A state of which the policy alone was kept, which is all that acting needs."""
-
-    policy: Any
 
 
 class Loaded(NamedTuple):
@@ -98,11 +91,10 @@ def _load(
 ) -> Loaded:
     """`load`; `alone` plays random moves in place of an opponent, whose files it does not need."""
     there = experiment.open(run_dir)
-    if trial is None or (isinstance(trial, str) and trial == "all"):
-        number = None
-    else:
+    number: int | None = None
+    if trial is not None and not (isinstance(trial, str) and trial == "all"):
         number = outcomes.one_of(there, trial)
-    run, trial = _located(there, number)
+    run, trial = (there.run_dir(), None) if number is None else there.locate(number)
     module = population.of(module or find_module(run.algorithm), run.description)
     config = run.config(module.Config, env)
     if alone and is_against(config):
@@ -116,7 +108,7 @@ def _load(
     home, places = run, wanted
     if whole and number is not None:  # of a sweep another run may have it
         home, place = there.locate_state(number, chosen[0])
-        places = range(place or 0, (place or 0) + 1)
+        places = range(place, place + 1)
     state = _read(home, chosen, places, programs.initial_state(module, config), whole)
     points = [p for p in history if p <= max(chosen)]
     if trials.floats:
@@ -129,18 +121,9 @@ def _load(
         stack(history[p] for p in points),
         points,
         chosen if trial is None else chosen[0],
-        trials if trial is None else trials.part(trial, trial + 1),
+        trials if trial is None else trials.some([trial]),
         number,
     )
-
-
-def _located(there: experiment.Experiment, trial: int | None) -> tuple[RunDir, int | None]:
-    """The run that has a trial, and which one it is there."""
-    run, trial = there.locate(trial)
-    count = run.trials.count
-    if trial is not None and not (type(trial) is int and 0 <= trial < count):
-        raise UserError(f"trial={trial}: {run.path} has trials 0 to {count - 1}")
-    return run, trial
 
 
 def _read(run_dir: RunDir, chosen: list[int], trials: range, like: Any, whole: bool) -> Any:
@@ -264,8 +247,8 @@ def pinned(config: Any, there: Path | str | None = None) -> Any:
         before = experiment.open(there).description["config"]["env_settings"]
         if before.get("opponent") == str(path):
             point = before.get("opponent_point", point)
-    run, trial = _located(experiment.open(path), given.get("opponent_trial", 0))
-    point = choose_point(run, point, run.history(), trial or 0)
+    run, trial = experiment.open(path).locate(given.get("opponent_trial", 0))
+    point = choose_point(run, point, run.history(), trial)
     given |= {"opponent": str(path), "opponent_point": point}
     return config.replace(env_settings=tuple(given.items()))
 

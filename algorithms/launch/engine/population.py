@@ -64,6 +64,13 @@ class Settings(NamedTuple):
 
 
 @struct.dataclass
+class Acting:
+    """A state of which the policy alone was kept, which is all that acting needs."""
+
+    policy: Any
+
+
+@struct.dataclass
 class Best:
     """What acting needs: the best member's policy, and its floats."""
 
@@ -110,7 +117,7 @@ class Population:
         def policy(state, observation, memory=None, rng=None, mask=None):
             best = state.policy
             act = self.module.make_policy(config.replace(**best.floats), env, env_params)
-            return act(_Acting(best.policy), observation, memory, rng, mask)
+            return act(Acting(best.policy), observation, memory, rng, mask)
 
         return policy
 
@@ -132,10 +139,6 @@ class Population:
         planned: Any = train
         planned.plan = plan
         return planned
-
-
-class _Acting(NamedTuple):
-    policy: Any
 
 
 class _Program(NamedTuple):

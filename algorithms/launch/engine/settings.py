@@ -192,10 +192,6 @@ class Trials(NamedTuple):
         floats = lenient(values["floats"])
         return cls(values["seeds"], {k: np.array(v, np.float64) for k, v in floats.items()})
 
-    def part(self, start: int, stop: int) -> "Trials":
-        """Those from `start` to `stop`."""
-        return self.some(range(start, stop))
-
     def some(self, places: Sequence[int]) -> "Trials":
         """Those in these places."""
         floats = {name: values[list(places)] for name, values in self.floats.items()}

@@ -21,7 +21,6 @@ from algorithms.launch.engine import (
     programs,
     progress,
     results,
-    settings,
     sources,
     starts,
 )
@@ -99,8 +98,11 @@ def of(chunks: Sequence[Chunk], asked: Any, seeds: range, options: Options) -> S
     Raises:
       UserError: numbers that make no sense, together or alone.
     """
-    plan = schedules.of(asked, seeds, num_settings(chunks, seeds), num_points(chunks))
-    return Stages(plan, options)
+    names = {env_name(chunk.trainer.config) for chunk in chunks}
+    numbers = {number for chunk in chunks for number in chunk.numbers}
+    num_settings = len(numbers) // len(seeds) // len(names)  # of each environment
+    num_points = min(chunk.trainer.plan.points for chunk in chunks)
+    return Stages(schedules.of(asked, seeds, num_settings, num_points), options)
 
 
 def first_rungs(stages: Stages, chunks: Sequence[Chunk]) -> list[Chunk]:
@@ -254,18 +256,6 @@ def _start_in_memory(chunk: Chunk, ends: Ends) -> Start:
 
     is_finite = np.array([result.is_finite[place] for _, place, result in froms])
     return Start(point, get_state, history, True, is_finite)
-
-
-def num_settings(chunks: Sequence[Chunk], seeds: range) -> int:
-    """How many settings each environment has."""
-    numbers = {number for chunk in chunks for number in chunk.numbers}
-    names = {settings.env_name(chunk.trainer.config) for chunk in chunks}
-    return len(numbers) // len(seeds) // len(names)
-
-
-def num_points(chunks: Sequence[Chunk]) -> int:
-    """Of the shortest curve."""
-    return min(chunk.trainer.plan.points for chunk in chunks)
 
 
 def check_limits(asked: grids.Asked) -> None:

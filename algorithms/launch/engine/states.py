@@ -80,8 +80,7 @@ def _make(path: Path, judged: Sequence[Ranked], chunks: Sequence[Chunk]) -> None
             folder, setting = path / name.removesuffix(".json"), settings[0]
             _make_run(folder, description, setting, chunks)
             kept[folder.name] = [trial.number for trial in setting.trials]
-        said = files.read_json(path / experiment.SWEEP)
-        files.write_json(path / experiment.SWEEP, said | {"kept": kept})
+    experiment.amend(path, kept=kept)
 
 
 def _make_run(
