@@ -314,4 +314,4 @@ def _outputs(configs: Sequence[Any], options: Options) -> list[type[Output]]:
 def _page(*given: Any) -> str:
     from algorithms.launch.tools.report import page
 
-    return page.page(*given)
+    return page.of_sweep(*given)

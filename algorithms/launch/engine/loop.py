@@ -204,7 +204,7 @@ class Standing:
             return
         with self.losses.survive("report.html", "report.html was not written", Exception):
             given = path, ranked, title, self.again, self.objective, module, config
-            files.write_whole(path / "report.html", sweep_dir.report(self.hooks.page, *given))
+            files.write_whole(path / "report.html", self.hooks.page(*given).encode())
 
 
 def train_sweep(stages: Stages, chunks: list[Chunk], hooks: Hooks) -> Swept:

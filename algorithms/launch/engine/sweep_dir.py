@@ -13,14 +13,13 @@ best/ ...           a run of it, with its last whole state, once the others' hav
 .lock               held by the process that trains here (hosts.py)
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from algorithms import parts
-from algorithms.launch.engine import distributions, experiment, grids, results, settings
+from algorithms.launch.engine import distributions, grids, results, settings
 from algorithms.launch.engine.distributions import Distribution
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.experiment import as_file_name
@@ -100,50 +99,6 @@ def bests(
     for environment, its_own in results.by_environment(ranked).items():
         name = f"best-{as_file_name(environment)}" if several else "best"
         found[f"{name}{suffix}.json"] = _best(sweep_dir, its_own[0])
-    return found
-
-
-def report(
-    page: Callable[..., str],
-    sweep_dir: Path,
-    ranked: Sequence[results.Ranked],
-    title: str,
-    again: Sequence[results.Retested],
-    objective: str,
-    module: Any,
-    config: Any = None,
-    suffix: str = "",
-) -> bytes:
-    """The content of report.html.
-
-    Args:
-      page: makes its text.
-      again: the settings of a retest.
-      module: the algorithm's; None of a file of the user's own.
-      config: of which fields have limits; None: limits are unknown.
-      suffix: of the names of the files beside it.
-    """
-    there = experiment.open(sweep_dir)
-    names = settings.float_fields(config) if config else []
-    limits = {name: parts.bounds(config, name) for name in names}
-    command = settings.command_of(module) if module else f"python {there.algorithm}.py"
-    given = there.description["grid"], again, objective, limits, suffix, command
-    return page(ranked, title, sweep_dir, *given, seconds_of(there)).encode()
-
-
-def seconds_of(there: experiment.Experiment) -> dict[int, float]:
-    """Seconds of training for each trial but those of a retest, by its number.
-
-    Trials that train at once share the seconds of their chunk. Later rungs add theirs.
-    """
-    found: dict[int, float] = {}
-    for entry in there.entries:
-        run_dir = RunDir.open(entry.path)
-        last = max(run_dir.table(), default=None)
-        if last is None or entry.retest:
-            continue
-        each = run_dir.seconds(last) / len(entry.numbers)
-        found |= {number: found.get(number, 0.0) + each for number in entry.numbers}
     return found
 
 

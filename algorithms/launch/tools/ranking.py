@@ -119,7 +119,7 @@ def _contents(
     objective: str,
 ) -> dict[str, bytes]:
     """What to write, by the name of the file."""
-    from algorithms.launch.tools.report.page import page
+    from algorithms.launch.tools.report import page
 
     suffix = f"-{objective.replace(' ', '')}"
     judged = [one.again for one in again] or ranked
@@ -138,7 +138,7 @@ def _contents(
         module = loading.find_module(there.algorithm)
         config = run_dirs[0].config(module.Config)
     given = there.path, ranked, title, again, objective, module, config
-    made[f"report{suffix}.html"] = sweep_dir.report(page, *given, suffix)
+    made[f"report{suffix}.html"] = page.of_sweep(*given, suffix).encode()
     return made
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from algorithms import launch
-from algorithms.launch.engine import experiment, intervals, loop, plots, results, sweep_dir
+from algorithms.launch.engine import experiment, intervals, loop, plots, results
 from algorithms.launch.engine import settings as settings_module
 from algorithms.launch.engine.results import Outcome
 from algorithms.launch.tools.report import (
@@ -376,7 +376,7 @@ def test_it_says_how_long_a_trial_took_and_links_to_the_tables():
 def test_trials_share_the_seconds_of_their_chunks():
     there = experiment.open(KEPT / "ppo-halved")
     rungs = [run.seconds(max(run.table())) for run in there.run_dirs()[:2]]
-    found = sweep_dir.seconds_of(there)
+    found = page.seconds_of(there)
     assert sorted(found) == list(range(8)) and min(rungs) > 0
     first, both = rungs[0] / 8, rungs[0] / 8 + rungs[1] / 4
     np.testing.assert_allclose([found[i] for i in range(8)], [first] * 4 + [both] * 4)

@@ -9,11 +9,13 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
-from algorithms.launch.engine import objectives, results
+from algorithms import parts
+from algorithms.launch.engine import experiment, objectives, results, settings
 from algorithms.launch.engine.experiment import as_file_name
 from algorithms.launch.engine.plots import CURVES
 from algorithms.launch.engine.progress import duration
 from algorithms.launch.engine.results import Ranked, Retested
+from algorithms.launch.engine.run_dir import RunDir
 from algorithms.launch.engine.settings import text_of
 from algorithms.launch.tools.report import curves, landscapes, study, table
 from algorithms.launch.tools.report.answers import answers
@@ -29,6 +31,46 @@ HOVER = (
 )
 OF_SEEDS = f", and draws the curves of its seeds if it is one of the best {CURVES}"
 MOST_FIELDS = 12  # pictures of one field each, the most important ones
+
+
+def of_sweep(
+    sweep_dir: Path,
+    ranked: Sequence[Ranked],
+    title: str,
+    retested: Sequence[Retested],
+    objective: str,
+    module: Any,
+    config: Any,
+    suffix: str = "",
+) -> str:
+    """The page of a sweep, as of `page`.
+
+    Args:
+      module: the algorithm's; None of a file of the user's own.
+      config: of which fields have limits; None: limits are unknown.
+    """
+    there = experiment.open(sweep_dir)
+    names = settings.float_fields(config) if config else []
+    limits = {name: parts.bounds(config, name) for name in names}
+    command = settings.command_of(module) if module else f"python {there.algorithm}.py"
+    given = there.description["grid"], retested, objective, limits, suffix, command
+    return page(ranked, title, sweep_dir, *given, seconds_of(there))
+
+
+def seconds_of(there: experiment.Experiment) -> dict[int, float]:
+    """Seconds of training for each trial but those of a retest, by its number.
+
+    Trials that train at once share the seconds of their chunk. Later rungs add theirs.
+    """
+    found: dict[int, float] = {}
+    for entry in there.entries:
+        run_dir = RunDir.open(entry.path)
+        last = max(run_dir.table(), default=None)
+        if last is None or entry.retest:
+            continue
+        each = run_dir.seconds(last) / len(entry.numbers)
+        found |= {number: found.get(number, 0.0) + each for number in entry.numbers}
+    return found
 
 
 def page(
@@ -100,13 +142,13 @@ def _links(tables: Sequence[str]) -> str:
 
 
 def _head(found: list[Study], title: str, note: str, seconds: Mapping[int, float]) -> str:
-    settings = [setting for one in found for setting in one.settings]
-    trials = sum(len(setting.trials) for setting in settings)
-    seeds = max(len(setting.trials) for setting in settings)
-    steps = max(setting.steps for setting in settings)
-    broken = sum(setting.broken for setting in settings)
+    shown = [setting for one in found for setting in one.settings]
+    trials = sum(len(setting.trials) for setting in shown)
+    seeds = max(len(setting.trials) for setting in shown)
+    steps = max(setting.steps for setting in shown)
+    broken = sum(setting.broken for setting in shown)
     facts = [
-        f"{len(settings)} settings" if len(settings) > 1 else "1 setting",
+        f"{len(shown)} settings" if len(shown) > 1 else "1 setting",
         f"{seeds} seeds each" if seeds > 1 else "1 seed each",
         f"{trials} trials",
         f"{number(steps)} steps",
