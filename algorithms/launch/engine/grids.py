@@ -88,14 +88,9 @@ def _value(config: Any, name: str, given: Any) -> Any:
     return parts.value_like(fields[name].default, given)
 
 
-def expand(
-    config: Any,
-    grid: Mapping[str, Any],
-    seeds: Sequence[int],
-    samples: int | None = None,
-    sampler: str = "sobol",
-) -> list[Group]:
-    """All trials: every combination of static values, of float values, of draws, and every seed.
+def groups_of(config: Any, asked: Asked, seeds: Sequence[int]) -> list[Group]:
+    """All trials: of settings that `completed` has, or else every combination of static values, of
+    float values and of draws; each with every seed.
 
     Seeds vary fastest, then the floats, then the static fields, whose combinations are the groups:
     one for equal ones, in the order in which they are drawn. The draws are the same for all the
@@ -103,45 +98,50 @@ def expand(
     depends on the first seed.
 
     Args:
-      config: what holds where the grid says nothing.
-      grid: {field: values} as `with_plain_values` gives them, a `Uniform`, `Choice` or so for a
-        field that is drawn.
+      config: what holds where nothing is asked for.
+      asked: with values as `with_plain_values` gives them.
       seeds: of the trials of each setting.
-      samples: how many draws, if anything is drawn.
-      sampler: "sobol", which fills the space evenly (scrambled), or "random".
 
     Raises:
       UserError: no values, a value twice, draws without `samples`, ...
     """
+    rows = _rows(config, asked, seeds[0]) if asked.settings is None else asked.settings
     floats = float_fields(config)
+    order = [name for name in asked.grid if name not in floats]
+    groups: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {}
+    for row in rows:
+        static = {name: row[name] for name in order}
+        own = {name: value for name, value in row.items() if name not in static}
+        groups.setdefault(repr(static), (static, {}))[1].setdefault(repr(own), own)
+    found = []
+    for static, settings in groups.values():
+        those = list(settings.values())
+        table = {name: np.repeat([row[name] for row in those], len(seeds)) for name in those[0]}
+        trials = Trials([*seeds] * len(those), table)
+        found.append(Group(config.replace(**static), static, trials))
+    return found
+
+
+def _rows(config: Any, asked: Asked, seed: int) -> list[dict[str, Any]]:
+    """The settings of a grid."""
+    floats, grid = float_fields(config), asked.grid
     drawn = {name: value for name, value in grid.items() if isinstance(value, Distribution)}
     listed = {name: values for name, values in grid.items() if name not in drawn}
     for name, values in listed.items():
         _check_listed(name, values)
         if name in floats:
             _check_numbers(f"grid: {name}", values)
-    num_draws = _check_draws(drawn, config, samples, sampler)
-    draws = draw(drawn, num_draws, sampler, seeds[0]) if drawn else {}
+    num_draws = _check_draws(drawn, config, asked.samples, asked.sampler)
+    draws = draw(drawn, num_draws, asked.sampler, seed) if drawn else {}
     plain_draws = {name: _plain(values, name in floats) for name, values in draws.items()}
     of_static = {name: values for name, values in listed.items() if name not in floats}
     of_floats = {name: values for name, values in listed.items() if name in floats}
-    rows = [
+    return [
         {**fixed, **combination, **{name: values[i] for name, values in plain_draws.items()}}
         for fixed in combinations(of_static)
         for combination in combinations(of_floats)
         for i in range(num_draws)
     ]
-    order = [name for name in grid if name not in floats]
-    return _grouped(config, rows, order, seeds)
-
-
-def groups_of(config: Any, asked: Asked, seeds: Sequence[int]) -> list[Group]:
-    """All trials of what is asked for: of settings that `completed` has, or else of the grid."""
-    if asked.settings is None:
-        return expand(config, asked.grid, seeds, asked.samples, asked.sampler)
-    floats = float_fields(config)
-    order = [name for name in asked.grid if name not in floats]
-    return _grouped(config, [dict(row) for row in asked.settings], order, seeds)
 
 
 def check_returns(groups: Sequence[Group]) -> None:
@@ -189,24 +189,6 @@ def completed(config: Any, asked: Asked) -> Asked:
     if len(distinct.get("env", ())) > 1:
         raise UserError("settings: they have several environments; give a sweep for each")
     return asked._replace(settings=rows, grid=distinct)
-
-
-def _grouped(
-    config: Any, rows: list[dict[str, Any]], order: Sequence[str], seeds: Sequence[int]
-) -> list[Group]:
-    """The groups of settings; `order` is that of the static fields."""
-    groups: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {}
-    for row in rows:
-        static = {name: row[name] for name in order}
-        own = {name: value for name, value in row.items() if name not in static}
-        groups.setdefault(repr(static), (static, {}))[1].setdefault(repr(own), own)
-    found = []
-    for static, settings in groups.values():
-        those = list(settings.values())
-        table = {name: np.repeat([row[name] for row in those], len(seeds)) for name in those[0]}
-        trials = Trials([*seeds] * len(those), table)
-        found.append(Group(config.replace(**static), static, trials))
-    return found
 
 
 def combinations(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:

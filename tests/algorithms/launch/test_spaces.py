@@ -129,7 +129,7 @@ def test_draws_that_fit_no_field_are_refused(grid, message):
 
 
 def test_equal_static_draws_share_a_group():
-    groups = grids.expand(CONFIG, SPACE, [3, 4], samples=8)
+    groups = grids.groups_of(CONFIG, grids.Asked(SPACE, 8), [3, 4])
     counts = [group.trials.count for group in groups]
     assert sum(counts) == 16 and len(set(counts)) > 1
     draws = grids.draw(SPACE, 8, "sobol", 3)
@@ -147,7 +147,7 @@ def test_equal_static_draws_share_a_group():
 def test_draws_are_crossed_with_listed_values():
     grid = {"num_envs": [5, 7], "anneal_lr": launch.Choice([True, False]), "gamma": [0.5, 0.6]}
     grid["learning_rate"] = launch.Uniform(0.0, 1.0)
-    groups = grids.expand(CONFIG, grid, [0], samples=3)
+    groups = grids.groups_of(CONFIG, grids.Asked(grid, 3), [0])
     assert [group.static["num_envs"] for group in groups] == [5, 5, 7, 7]
     assert sum(group.trials.count for group in groups) == 12
     first = groups[0].trials.floats["learning_rate"]

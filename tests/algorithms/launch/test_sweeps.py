@@ -110,7 +110,7 @@ def table(sweep_dir):
 
 def test_seeds_vary_fastest_then_floats_then_groups():
     grid = {"num_envs": [5, 7], "learning_rate": [0.1, 0.2], "gamma": [0.5, 0.6]}
-    groups = grids.expand(CONFIG, grid, range(3, 5))
+    groups = grids.groups_of(CONFIG, grids.Asked(grid), range(3, 5))
     assert [(p.config.num_envs, p.static) for p in groups] == [
         (5, {"num_envs": 5}),
         (7, {"num_envs": 7}),
@@ -152,7 +152,7 @@ def test_sobol_leaves_no_gaps():
 
 def test_draws_are_crossed_with_lists():
     grid = {"learning_rate": LogUniform(1e-3, 1e-1), "gamma": [0.5, 0.6]}
-    (group,) = grids.expand(CONFIG, grid, [0], samples=3)
+    (group,) = grids.groups_of(CONFIG, grids.Asked(grid, 3), [0])
     rates = group.trials.floats["learning_rate"]
     np.testing.assert_array_equal(rates[:3], rates[3:])
     np.testing.assert_array_equal(group.trials.floats["gamma"], [0.5] * 3 + [0.6] * 3)
@@ -756,7 +756,7 @@ def test_the_best_setting_can_be_run_again(whole, monkeypatch):
 
 
 def test_trackers_have_a_run_for_each_setting():
-    (group,) = grids.expand(CONFIG, {"gamma": [0.5, 0.6]}, [3, 4])
+    (group,) = grids.groups_of(CONFIG, grids.Asked({"gamma": [0.5, 0.6]}), [3, 4])
     by_setting = trackers.split(group.trials, one_run_per_seed=False)
     assert [(p.label, p.rows, p.seeds) for p in by_setting] == [
         ("gamma_0.5", [0, 1], [3, 4]),
