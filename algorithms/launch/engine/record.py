@@ -53,7 +53,7 @@ def labels_of(trials: Any, which: np.ndarray) -> str:
 
 class Record:
     def __init__(self, session: Any):
-        self.session, self.options = session, session.options
+        self.session = session
         self.run_dir: RunDir | None = session.chunk.run_dir
         self.start: Start = session.chunk.start
         self.path = self.run_dir.path if self.run_dir else None

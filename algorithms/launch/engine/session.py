@@ -113,10 +113,11 @@ class Session:
             {**chunk.static, **self.trials.setting(i)} for i in range(self.trials.count)
         ]
         self.configs = self.layout.put(chunk.trials.configs(trainer.config))
+        self.record = Record(self)
 
     def train(self, interrupt: Interrupt) -> Result:
         """From the start to the last point, or to Ctrl-C once the first point is computed."""
-        start, record = self.chunk.start, Record(self)
+        start, record = self.chunk.start, self.record
         if not self.in_sweep:
             self._announce()
         members = getattr(self.trainer.module, "members", 1)
@@ -130,13 +131,13 @@ class Session:
             record.mend()
             own = self.layout.own  # perhaps none, of several processes
             state = start.get_state(own) if start.get_state and len(own) else None
-            result = self._result(record, state, record.were_finite)
+            result = self._result(state)
             if not self.in_sweep:
                 more = "this run is finished; a larger total_timesteps continues it"
                 for line in [more, *not_finite(~result.is_finite)]:
                     self.view.say(line)
             return result
-        states = self._restore(record)  # before anything is changed on the disk
+        states = self._restore()  # before anything is changed on the disk
         with self.view.timed("save"):
             record.open()
         with self.view.timed("compile"):
@@ -145,11 +146,11 @@ class Session:
             self.trainer.check_capacity("max_parallel={fewer} trains them in turn")
         record.begin()
         interrupt.listen()
-        point, states, stopped = self._loop(start.point, states, record, interrupt)
+        point, states, stopped = self._loop(start.point, states, interrupt)
         with self.view.timed("save"):
             record.close()
         state = self.layout.get(self.layout.gathered(states))
-        result = self._result(record, state, record.were_finite, stopped)
+        result = self._result(state, stopped)
         if not self.in_sweep:
             broken, unsaved = ~result.is_finite, bool(result.unsaved)
             self.view.close(point, result.metrics, result.run_dir, broken, unsaved)
@@ -184,19 +185,17 @@ class Session:
         if longer and start.point == 0 and hosts.is_first():
             warn(longer)
 
-    def _restore(self, record: Record) -> Any:
+    def _restore(self) -> Any:
         """The states on the devices, of a run that has started already."""
         start = self.chunk.start
         if start.get_state is None:
             return None
         needed = self.layout.needed
         states = self.layout.put(start.get_state(needed), needed.start, are_states=True)
-        record.were_finite = record.were_finite & self._is_finite(states)
+        self.record.were_finite = self.record.were_finite & self._is_finite(states)
         return states
 
-    def _loop(
-        self, point: int, states: Any, record: Record, interrupt: Interrupt
-    ) -> tuple[int, Any, str]:
+    def _loop(self, point: int, states: Any, interrupt: Interrupt) -> tuple[int, Any, str]:
         """Returns the number of the last point, the states on the devices, and what stopped it."""
         if states is None:
             keys = jax.numpy.stack([jax.random.key(seed) for seed in self.trials.seeds])
@@ -207,13 +206,13 @@ class Session:
                 states = initial.begin(self.options.init, *given, self.trials.seeds)
             if self.trainer.config.eval_at_start:
                 states, row = self._advance(states, learn=False)
-            self._finish(point, states, row, record, interrupt)
+            self._finish(point, states, row, interrupt)
         while point < self.num_points:
             if stopped := interrupt.agreed():
                 return point, states, stopped
             point += 1
             states, row = self._advance(states)
-            self._finish(point, states, row, record, interrupt)
+            self._finish(point, states, row, interrupt)
         return point, states, ""
 
     def _run(self, program: Callable, argument: Any, learn: bool = True) -> Any:
@@ -238,11 +237,9 @@ class Session:
         row["timestep"] = row["timestep"].astype(np.int64)  # a float32 in very long runs, but whole
         return states, row
 
-    def _finish(
-        self, point: int, states: Any, row: Metrics, record: Record, interrupt: Interrupt
-    ) -> None:
+    def _finish(self, point: int, states: Any, row: Metrics, interrupt: Interrupt) -> None:
         """Everything that happens at a point; without a row when none is asked for."""
-        timestep = int(row["timestep"].max()) if row else 0
+        record, timestep = self.record, int(row["timestep"].max()) if row else 0
         states = self.layout.gathered(states)
         get_state = functools.cache(lambda: self.layout.get(states))
         infinite = infinite_losses(row) | {"policy": ~self._is_finite(states)}
@@ -259,18 +256,15 @@ class Session:
             except Stop as stop:
                 interrupt.stop(str(stop))
 
-    def _result(
-        self, record: Record, state: Any, is_finite: np.ndarray, stopped: str = ""
-    ) -> Result:
+    def _result(self, state: Any, stopped: str = "") -> Result:
         """What the run has come to."""
-        metrics = stack(record.rows)
+        record, is_finite, metrics = self.record, self.record.were_finite, stack(self.record.rows)
         if self.trials.count == len(self.layout.own) == 1:
             state = jax.tree.map(lambda x: x[0, ...], state)
         objective = -float(np.mean(mean_returns(metrics)[:, -1])) if metrics else np.nan
         if not is_finite.all():  # a broken policy still plays: by chance better than an honest one
             objective = np.inf
-        unsaved = record.losses.in_words()
-        ends = (stopped, unsaved, not stopped)
+        ends = (stopped, record.losses.in_words(), not stopped)
         return Result(state, metrics, record.path, objective, is_finite, *ends)
 
     def _is_finite(self, states: Any) -> np.ndarray:
