@@ -12,14 +12,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-KINDS = ("uniform", "log", "discount")
 QUARTERS = 4  # of a subpopulation: winners, kept, replaced by others' members, replaced by winners
 
 
 class Range(NamedTuple):
     """Where the values of a float come from at first, and the space in which they move."""
 
-    kind: str  # one of KINDS; discount: the logarithm of 1 - x
+    kind: str  # uniform, log, or discount: the logarithm of 1 - x
     low: float
     high: float
 

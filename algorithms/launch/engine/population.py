@@ -277,31 +277,23 @@ def _scores(metrics: dict[str, jax.Array]) -> jax.Array:
 # --- what is refused --------------------------------------------------------------------------
 
 
-def check(settings: Settings, config: Any, names: Sequence[str]) -> None:
-    """Refuses settings that make no sense.
-
-    Args:
-      names: of the Config's floats.
-
-    Raises:
-      UserError: it names the setting, its value and what would do.
-    """
-    members, share, periods = settings.members, settings.share, settings.periods
-    if not settings.ranges:
+def _check(wanted: Settings, config: Any) -> None:
+    """Refuses settings that make no sense."""
+    members, share, periods = wanted.members, wanted.share, wanted.periods
+    names = settings.float_fields(config)
+    if not wanted.ranges:
         raise UserError("pbt: nothing changes; give a float a range, learning_rate log:1e-5:1e-2")
-    for name, space in settings.ranges.items():
+    for name in wanted.ranges:
         if name not in names:
             raise unknown("float", name, names)
-        if space.kind not in evolution.KINDS:
-            raise UserError(f"pbt: {name}={space.kind}:...: give log, uniform or discount")
     if members < 2:
         raise UserError(f"samples={members}: a population has 2 members or more")
     if not 0 <= share <= 0.5:
         raise UserError(f"pbt_share={share}: give a number from 0 (nobody is replaced) to 0.5")
-    if not settings.factor > 1:
-        raise UserError(f"pbt_factor={settings.factor}: give a number above 1, as 1.25")
-    if not 0 <= settings.resample <= 1:
-        raise UserError(f"pbt_resample={settings.resample}: give a probability, from 0 to 1")
+    if not wanted.factor > 1:
+        raise UserError(f"pbt_factor={wanted.factor}: give a number above 1, as 1.25")
+    if not 0 <= wanted.resample <= 1:
+        raise UserError(f"pbt_resample={wanted.resample}: give a probability, from 0 to 1")
     if config.num_evals < 2:
         raise UserError(f"pbt={config.num_evals}: give 2 rounds or more, members change in between")
     if not periods or min(periods) < 1:
@@ -398,13 +390,13 @@ def asked(config: Any, ranges: Mapping[str, Any], **values: Any) -> Settings:
       **values: fields of `population.Settings`; periods may be words, "1,4".
 
     Raises:
-      UserError: a setting that makes no sense.
+      UserError: a setting that makes no sense: its name, its value and what would do.
     """
     wanted = Settings(
         **values | {"ranges": {name: _range(name, given) for name, given in ranges.items()}}
     )
     wanted = wanted._replace(periods=_periods(wanted.periods))
-    check(wanted, config, settings.float_fields(config))
+    _check(wanted, config)
     return wanted
 
 
