@@ -144,41 +144,31 @@ def size(path: Path) -> int:
 # --- checkpoints -----------------------------------------------------------------------------
 
 
-class Stream(NamedTuple):
-    """An array on its way into a file."""
+def write_checkpoint(
+    path: Path, header: dict[str, Any], tree: Any, layout: devices.Layout | None = None
+) -> None:
+    """Saves a header (plain values and small arrays) and a tree's arrays, with checksums.
 
-    name: str
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    pieces: Iterable[np.ndarray]  # along the first axis
-
-
-def streams(tree: Any, layout: devices.Layout) -> list[Stream]:
-    """The arrays of a tree on the devices, of the trials that this process keeps."""
-    result = []
-    for name, leaf in named_leaves(tree):
-        data = devices.plain(leaf)
-        shape = (len(layout.own), *data.shape[1:])
-        result.append(Stream(name, data.dtype, shape, layout.pieces(data)))
-    return result
-
-
-def write_checkpoint(path: Path, header: dict[str, Any], arrays: Iterable[Stream]) -> None:
-    """Saves a header (plain values and small arrays) and arrays, with checksums."""
-    arrays = list(arrays)
-    index = [[array.name, str(array.dtype), list(array.shape)] for array in arrays]
+    Args:
+      tree: host arrays (trials, ...), or with a layout arrays on the devices, of which the trials
+        that this process keeps are saved.
+    """
+    leaves = [(name, devices.plain(leaf)) for name, leaf in named_leaves(tree)]
+    count = lambda x: len(layout.own) if layout else len(x)
+    index = [[name, str(x.dtype), [count(x), *x.shape[1:]]] for name, x in leaves]
     data = serialization.msgpack_serialize(header | {"arrays": index})
     frame = len(data).to_bytes(8, "little") + hashlib.sha256(data).digest()
-    write_whole(path, MAGIC, frame, data, stream=_with_checksum(arrays))
+    apart = lambda x: layout.pieces(x) if layout else [np.asarray(x)]
+    pieces = (piece for _, x in leaves for piece in apart(x))
+    write_whole(path, MAGIC, frame, data, stream=_with_checksum(pieces))
 
 
-def _with_checksum(arrays: Iterable[Stream]) -> Iterator[Any]:
+def _with_checksum(pieces: Iterable[np.ndarray]) -> Iterator[Any]:
     digest = hashlib.sha256()
-    for array in arrays:
-        for piece in array.pieces:
-            data = np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
-            digest.update(data.data)
-            yield data
+    for piece in pieces:
+        data = np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
+        digest.update(data.data)
+        yield data
     yield digest.digest()
 
 

@@ -201,8 +201,7 @@ class RunDir:
         policy = header | {"metrics": metrics, "is_finite": is_finite}
         if len(layout.own):
             for kind, head, tree in (("policy", policy, states.policy), ("state", header, states)):
-                arrays = files.streams(tree, layout)
-                files.write_checkpoint(self.file(point, kind, layout.own), head, arrays)
+                files.write_checkpoint(self.file(point, kind, layout.own), head, tree, layout)
         if not keep_states and hosts.is_first():  # what goes has been complete for long
             for old in list(self.files("state").values())[:-KEPT_STATES]:
                 for file in old.values():

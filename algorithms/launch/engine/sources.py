@@ -53,29 +53,23 @@ def rows(sources: Sequence[Source], read: Callable[[Any, int, range], Any]) -> A
     return devices.joined(pieces)
 
 
-def gathered(
-    description: dict[str, Any], sources: Sequence[Source], like: Any
-) -> Callable[[Path], None]:
-    """What fills the directory of a run whose trials were trained up to a point by others.
+def gather(folder: Path, description: dict[str, Any], sources: Sequence[Source], like: Any) -> None:
+    """Fills the directory of a run whose trials were trained up to a point by others.
 
     It gets the policies and metrics of the points so far, and the whole state of the last one.
 
     Args:
-      description: of the new run.
+      folder, description: of the new run.
       sources: of its trials, in their order, at the same point.
       like: shapes and dtypes of one trial's state.
     """
-
-    def write(folder: Path) -> None:
-        fill(folder, description)
-        made, last = RunDir(folder, description), sources[0].point
-        runs = {source.run.path: source.run for source in sources}.values()
-        policies = set.intersection(*(set(run.points("policy")) for run in runs))
-        for point in sorted(p for p in policies if p <= last):
-            _write(made, [one._replace(point=point) for one in sources], "policy", like.policy)
-        _write(made, sources, "state", like)
-
-    return write
+    fill(folder, description)
+    made, last = RunDir(folder, description), sources[0].point
+    runs = {source.run.path: source.run for source in sources}.values()
+    policies = set.intersection(*(set(run.points("policy")) for run in runs))
+    for point in sorted(p for p in policies if p <= last):
+        _write(made, [one._replace(point=point) for one in sources], "policy", like.policy)
+    _write(made, sources, "state", like)
 
 
 def _write(made: RunDir, sources: Sequence[Source], kind: str, like: Any) -> None:
@@ -87,8 +81,4 @@ def _write(made: RunDir, sources: Sequence[Source], kind: str, like: Any) -> Non
         )
         header |= rows(sources, every)
     tree = rows(sources, lambda run, point, part: run.read(point, kind, like, part))
-    arrays = []
-    for name, leaf in files.named_leaves(tree):
-        data = np.asarray(devices.plain(leaf))
-        arrays.append(files.Stream(name, data.dtype, data.shape, [data]))
-    files.write_checkpoint(made.file(point, kind), header, arrays)
+    files.write_checkpoint(made.file(point, kind), header, tree)

@@ -222,7 +222,7 @@ def _filled(stages: Stages, chunk: Chunk, described: dict[str, Any], ends: Ends 
     first, froms = stages.first(chunk), [ends[number] for number in chunk.numbers]
     come = [Source(before.run_dir, place, first) for before, place, _ in froms]
     like = programs.initial_state(chunk.trainer.module, chunk.trainer.config)
-    return sources.gathered(described, come, like)
+    return functools.partial(sources.gather, description=described, sources=come, like=like)
 
 
 def entry_of(stages: Stages, chunk: Chunk) -> dict[str, Any]:

@@ -75,11 +75,10 @@ def _make(path: Path, judged: Sequence[Ranked], chunks: Sequence[Chunk]) -> None
     best = results.by_environment(judged)
     described = bests(path, judged, len(best) > 1)
     kept: dict[str, list[int]] = {}
-    with files.writing(path):
-        for (name, description), settings in zip(described.items(), best.values()):
-            folder, setting = path / name.removesuffix(".json"), settings[0]
-            _make_run(folder, description, setting, chunks)
-            kept[folder.name] = [trial.number for trial in setting.trials]
+    for (name, description), settings in zip(described.items(), best.values()):
+        folder, setting = path / name.removesuffix(".json"), settings[0]
+        _make_run(folder, description, setting, chunks)
+        kept[folder.name] = [trial.number for trial in setting.trials]
     experiment.amend(path, kept=kept)
 
 
@@ -94,12 +93,10 @@ def _make_run(
     if _is_made(folder, description, last):
         return
     come = [Source(homes[trial.run].run_dir, trial.trial, last) for trial in setting.trials]
-    write = sources.gathered(
-        description, come, programs.initial_state(trainer.module, trainer.config)
-    )
+    like = programs.initial_state(trainer.module, trainer.config)
 
     def fill(new: Path) -> None:
-        write(new)
+        sources.gather(new, description, come, like)
         made = RunDir(new, description)
         made.mend_metrics(last, made.history())
 
@@ -116,11 +113,11 @@ def _is_made(folder: Path, description: dict[str, Any], last: int) -> bool:
 
 def _remove_states(run_dir: RunDir) -> None:
     """Removes the whole states of a chunk, in which nothing else must train meanwhile."""
+
+    def remove() -> None:
+        with files.writing(run_dir.path):
+            for file in run_dir.state_files():
+                file.unlink(missing_ok=True)
+
     with locked(run_dir.path):
-        hosts.from_first(lambda: _unlink(run_dir))
-
-
-def _unlink(run_dir: RunDir) -> None:
-    with files.writing(run_dir.path):
-        for file in run_dir.state_files():
-            file.unlink(missing_ok=True)
+        hosts.from_first(remove)
