@@ -284,10 +284,9 @@ def resume(
 
 def _stages_of(there: experiment.Experiment, chunks: list[Chunk], options: Options) -> Stages:
     """The stages and arguments of an existing sweep."""
-    said = there.description
-    seeds = range(said["seed"], said["seed"] + said["num_seeds"])
     first = [chunk for chunk in chunks if not chunk.retest]
-    return stages.of(first, asked_of(said), seeds, options)._replace(path=there.path)
+    asked = asked_of(there.description)
+    return stages.of(first, asked, there.seeds, options)._replace(path=there.path)
 
 
 def _outputs(configs: Sequence[Any], options: Options) -> list[type[Output]]:

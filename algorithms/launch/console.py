@@ -1,10 +1,7 @@
 """The command `single-file-rl`, which an installed kit brings along.
 
-single-file-rl ppo --env CartPole-v1      what `python algorithms/ppo.py ...` does in a clone
-single-file-rl compare runs/A runs/B      what `python -m algorithms.launch.compare ...` does
-single-file-rl match runs/A runs/B        what `python -m algorithms.launch.match ...` does
-single-file-rl grid runs/A                what `python -m algorithms.launch.grid ...` does
-single-file-rl --version
+`single-file-rl ppo` does what `python algorithms/ppo.py` does in a clone, and
+`single-file-rl compare` what `python -m algorithms.launch.compare` does.
 """
 
 import sys

@@ -53,12 +53,10 @@ class Experiment(NamedTuple):
         return self.description.get("kept", {})
 
     @property
-    def seeds(self) -> list[int]:
-        """Of each setting."""
-        if not self.is_sweep:
-            return self.description["seeds"]
+    def seeds(self) -> range:
+        """Of each setting of a sweep."""
         first = self.description["seed"]
-        return list(range(first, first + self.description["num_seeds"]))
+        return range(first, first + self.description["num_seeds"])
 
     def run_dirs(self) -> list[RunDir]:
         """All chunks.

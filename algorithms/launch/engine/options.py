@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from algorithms import parts
-from algorithms.launch.engine import initial, population, settings, split
+from algorithms.launch.engine import initial, population, settings
 from algorithms.launch.engine.errors import UserError, unknown
 from algorithms.launch.engine.initial import Initial
 from algorithms.launch.engine.run_dir import VERSION
@@ -142,13 +142,17 @@ def options_of(description: dict[str, Any], changes: dict[str, Any]) -> Options:
     """The options of what is there, with changes; where it began does not change.
 
     Raises:
-      UserError: an option that is unknown, or about the beginning.
+      UserError: an option that is unknown, about the beginning, or another number of shards.
     """
     for name in changes:
         if name in INIT:
             raise UserError(f"{name}: trials that have begun go on from their own states")
     begins = description.get("init_from")
-    number = description["options"].get("split_envs", 1)
-    split.check_same(number, changes.get("split_envs", number))
+    old = description["options"].get("split_envs", 1)
+    if (new := changes.get("split_envs", old)) != old:
+        raise UserError(
+            f"split_envs={new}: the run has begun with split_envs={old}, and its state is made of "
+            "as many parts; leave it out"
+        )
     options = make_options(stored(description) | changes)
     return options._replace(init=Initial(**begins) if begins else None)

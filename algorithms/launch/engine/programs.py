@@ -265,13 +265,7 @@ class Trainer:
     Chunks of one size use the same, and so do stages that it has room for.
     """
 
-    def __init__(
-        self,
-        module: Any,
-        config: Any,
-        num_trials: int,
-        view: progress.Progress,
-    ):
+    def __init__(self, module: Any, config: Any, num_trials: int, view: progress.Progress):
         self.module, self.config, self.view = module, config, view
         self.name = f"{settings.algorithm_name(module)} on {settings.env_name(config)}"
         devices.use_compilation_cache()

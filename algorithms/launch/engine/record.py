@@ -73,16 +73,6 @@ class Record:
                 output.open()
         hosts.wait()  # so that nobody saves what is then dropped
 
-    def begin(self) -> None:
-        """Starts a session; what is compiled by now does not count."""
-        for output in self.outputs:
-            output.begin()
-
-    def mend(self) -> None:
-        """Makes what is missing of a run that is finished, if its end was cut short."""
-        for output in self.outputs:
-            output.mend()
-
     def add(self, point: Point, states: Any) -> None:
         """Takes a point, and the states on the devices."""
         if point.metrics:
@@ -90,10 +80,6 @@ class Record:
         self.logged = {}
         for output in self.outputs:
             output.at(point, states)
-
-    def close(self) -> None:
-        for output in reversed(self.outputs):
-            output.close()
 
     def tell_of_broken(self, point: Point, infinite: dict[str, np.ndarray], states: Any) -> None:
         """Warns of trials that are not finite for the first time; `infinite` says in what."""

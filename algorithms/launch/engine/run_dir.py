@@ -152,12 +152,7 @@ class RunDir:
     # --- what they hold --------------------------------------------------------------------------
 
     def read(
-        self,
-        point: int,
-        kind: str,
-        like: Any,
-        trials: range | None = None,
-        partly: bool = False,
+        self, point: int, kind: str, like: Any, trials: range | None = None, partly: bool = False
     ) -> Any:
         """What a point's files hold of some trials (default: all), as host arrays (trials, ...).
 

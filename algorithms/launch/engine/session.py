@@ -128,7 +128,8 @@ class Session:
                     f"{record.path} is finished, and its metrics cannot be read: all of its "
                     ".policy files are damaged or gone"
                 )
-            record.mend()
+            for output in record.outputs:
+                output.mend()
             own = self.layout.own  # perhaps none, of several processes
             state = start.get_state(own) if start.get_state and len(own) else None
             result = self._result(state)
@@ -144,11 +145,13 @@ class Session:
             in_background(self.trainer.compile, start.get_state is None)
         if not self.in_sweep:
             self.trainer.check_capacity("max_parallel={fewer} trains them in turn")
-        record.begin()
+        for output in record.outputs:
+            output.begin()  # what is compiled by now does not count
         interrupt.listen()
         point, states, stopped = self._loop(start.point, states, interrupt)
         with self.view.timed("save"):
-            record.close()
+            for output in reversed(record.outputs):
+                output.close()
         state = self.layout.get(self.layout.gathered(states))
         result = self._result(state, stopped)
         if not self.in_sweep:

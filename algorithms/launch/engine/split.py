@@ -32,19 +32,6 @@ def count(module: Any) -> int:
     return module.number if isinstance(module, parts.Split) else 1
 
 
-def check_same(old: int, new: int) -> None:
-    """Refuses to go on with another number of shards.
-
-    Raises:
-      UserError: it names both.
-    """
-    if old != new:
-        raise UserError(
-            f"split_envs={new}: the run has begun with split_envs={old}, and its state is made of "
-            "as many parts; leave it out"
-        )
-
-
 def axes(module: Any, config: Any, env: Any, env_params: Any) -> Any:
     """Where a state is split, a tree like it.
 

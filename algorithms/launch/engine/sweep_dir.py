@@ -120,10 +120,7 @@ def trials_csv(chunks: list[Chunk]) -> str:
                 rows.setdefault((number, point), trial | lines[i])
     lines = [rows[key] for key in sorted(rows)]
     names = dict.fromkeys(name for row in lines for name in row)
-    head = sorted(
-        names,
-        key=lambda name: name in LAST_COLUMNS and 1 + LAST_COLUMNS.index(name),
-    )
+    head = sorted(names, key=lambda name: name in LAST_COLUMNS and 1 + LAST_COLUMNS.index(name))
     return as_csv([head, *([row.get(name, "") for name in head] for row in lines)])
 
 
