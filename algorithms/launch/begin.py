@@ -18,7 +18,6 @@ from algorithms.launch.engine import (
     objectives,
     population,
     settings,
-    split,
     stages,
     starts,
     states,
@@ -84,7 +83,7 @@ def begin(
     if there is not None and not experiment.is_there(there, is_sweep):
         there = None
     config = loading.pinned(settings.plain_config(config, module.Config), there)
-    module = split.of(module, chosen.split_envs)
+    module = devices.split(module, chosen.split_envs)
     check_files(chosen, place.save)
     check_hooks(functions)
     if place.resume_if_exists and place.path is None:
@@ -256,7 +255,7 @@ def resume(
         check_algorithm(module, there.algorithm, there.path)
         module = population.of(module, there.description)
         chosen = options_of(there.description, options)
-        module = split.of(module, chosen.split_envs)
+        module = devices.split(module, chosen.split_envs)
         locks.enter_context(locked(there.path))
         chunks = starts.chunks_of(there, module, env, wanted, view)
         notes: list[str] = []

@@ -22,9 +22,8 @@ outputs        what else a run does at its points, and its curve
 
 programs and devices
 programs       a configuration on devices, and its compiled programs
-devices        which devices serve which trials
+devices        which devices serve which trials, or share one
 hosts          several processes that train together, and one at a time in a directory
-split          one trial shared over devices
 population     a population of members as one trial, and its settings
 evolution      who is replaced in a population, and how floats change
 interrupts     `launch.Stop`, Ctrl-C and SIGTERM

@@ -15,8 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from algorithms.launch.engine import hosts
+from algorithms import parts
+from algorithms.launch.engine import hosts, settings
 from algorithms.launch.engine.errors import UserError
+from algorithms.parts import info
 from algorithms.parts.split import ACROSS, SAME
 
 CACHE = "single-file-rl"  # a folder of the user's cache directory
@@ -171,8 +173,8 @@ class Layout(NamedTuple):
         """The axes of the mesh that states are spread over: one for all leaves, or a tree."""
         if self.across == 1:
             return PartitionSpec("trials")
-        split = lambda axis: [] if axis == SAME else [None] * axis + [ACROSS]
-        return jax.tree.map(lambda axis: PartitionSpec("trials", *split(axis)), self.axes)
+        after = lambda axis: [] if axis == SAME else [None] * axis + [ACROSS]
+        return jax.tree.map(lambda axis: PartitionSpec("trials", *after(axis)), self.axes)
 
     @property
     def of_states(self) -> Any:
@@ -318,3 +320,48 @@ def size(tree: Any) -> int:
     """Bytes of the arrays in a tree, which may be shapes alone."""
     leaves = jax.tree.leaves(jax.eval_shape(lambda t: jax.tree.map(plain, t), tree))
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+
+# --- one trial, split over devices: --split-envs (parts/split.py) ------------------------------
+
+
+def split(module: Any, number: int) -> Any:
+    """The algorithm's module, or a `parts.Split` of it with so many shards.
+
+    Raises:
+      UserError: the number is not one, or the algorithm cannot be split.
+    """
+    if type(number) is not int or number < 1:
+        raise UserError(f"split_envs={number!r}: give a whole number, 1 (not split) or more")
+    if number == 1 or isinstance(module, parts.Split):
+        return module
+    if hasattr(module, "members"):  # a population
+        raise UserError(f"split_envs={number} does not go with pbt: leave one of them out")
+    if not getattr(module, "INFO", {}).get("split"):
+        name = settings.algorithm_name(module)
+        raise UserError(f"split_envs={number}: {name} cannot be split{_others(module)}")
+    return parts.Split(module, number)
+
+
+def num_shards(module: Any) -> int:
+    """The number of shards of a trial; 1 where it is not split."""
+    return module.number if isinstance(module, parts.Split) else 1
+
+
+def axes_of(module: Any, config: Any, env: Any, env_params: Any) -> Any:
+    """Where a state is split, a tree like it.
+
+    Raises:
+      UserError: a part of the state cannot be split.
+    """
+    try:
+        return module.axes(config, env, env_params)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def _others(module: Any) -> str:
+    """Which files beside this one can."""
+    found = info.of_folder(Path(module.__file__).parent)
+    names = [name for name, said in found.items() if said.get("split")]
+    return f"; {', '.join(names)} can" if names else ""

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 
 import envs
 from algorithms import parts
-from algorithms.launch.engine import devices, hosts, progress, settings, split
+from algorithms.launch.engine import devices, hosts, progress, settings
 from algorithms.launch.engine.devices import Layout, check_backend, like_key, plain
 from algorithms.launch.engine.errors import UserError
 
@@ -272,8 +272,8 @@ class Trainer:
         with view.timed("import"):  # of the environment's library
             self.env, self.host_params, self.plan = make_environment(module, config)
         self.axes: Any = None
-        if split.count(module) > 1:
-            self.axes = split.axes(module, config, self.env, self.host_params)
+        if devices.num_shards(module) > 1:
+            self.axes = devices.axes_of(module, config, self.env, self.host_params)
         view.quiet |= not hosts.is_first()
         self.settled = False  # whether its layout is one that trials are trained with
         self.arrange(num_trials)
@@ -286,7 +286,7 @@ class Trainer:
     def layout_of(self, num_trials: int, block: int | None = None) -> devices.Layout:
         """What `arrange` chooses."""
         own = getattr(self.module, "block", None)  # a population fills a core by itself
-        layout = devices.arrange(num_trials, block or own, split.count(self.module))
+        layout = devices.arrange(num_trials, block or own, devices.num_shards(self.module))
         return layout._replace(axes=self.axes)
 
     def suits(self, num_trials: int, block: int) -> bool:
@@ -378,7 +378,7 @@ class Trainer:
     def _is_least(self) -> bool:
         """Whether no device could hold less: of one trial, and of it as few shards as can be."""
         layout = self.layout
-        alone = layout.padded == 1 or layout.across == split.count(self.module)
+        alone = layout.padded == 1 or layout.across == devices.num_shards(self.module)
         return layout.per_device == 1 and alone
 
     def _too_large(self, limit: int) -> UserError:

@@ -12,7 +12,6 @@ from algorithms.launch.engine import (
     population,
     programs,
     settings,
-    split,
 )
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.options import Options, check_floats
@@ -35,7 +34,7 @@ def chunks_of(
     run_dirs = there.run_dirs()
     configs = [run_dir.config(module.Config, env) for run_dir in run_dirs]
     largest = max(run_dir.trials.count for run_dir in run_dirs)
-    if not devices.use_cores(largest * split.count(module), configs[0]):
+    if not devices.use_cores(largest * devices.num_shards(module), configs[0]):
         view.say(devices.IN_USE)
     floats = settings.float_fields(configs[0])
     swept = [name for name in there.description.get("grid", ()) if name not in floats]
