@@ -470,9 +470,7 @@ def test_a_state_is_saved_without_a_second_one_in_memory(tmp_path):
                 alive.pop()
 
     tree = {"a": jax.numpy.arange(80.0).reshape(4, 20), "b": jax.numpy.ones((4, 20), bool)}
-    arrays = files.streams(tree, Layout())
-    assert not most, "nothing is fetched yet"
-    files.write_checkpoint(tmp_path / "x.state", {"algorithm": "toy"}, arrays)
+    files.write_checkpoint(tmp_path / "x.state", {"algorithm": "toy"}, tree, Layout())
     assert max(most) == 160 and len(most) == 4
     like = jax.eval_shape(lambda t: jax.tree.map(lambda x: x[0], t), tree)
     read = lambda rows: files.read_checkpoint(tmp_path / "x.state", "toy", like, 4, rows)
@@ -483,8 +481,7 @@ def test_a_state_is_saved_without_a_second_one_in_memory(tmp_path):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "uint32", "int8", "bool"])
 def test_every_kind_of_number_comes_back(tmp_path, dtype):
     tree = {"x": jax.numpy.arange(6).reshape(2, 3).astype(dtype), "none": jax.numpy.zeros((2, 0))}
-    arrays = files.streams(tree, devices.arrange(2))
-    files.write_checkpoint(tmp_path / "x.state", {"algorithm": "toy"}, arrays)
+    files.write_checkpoint(tmp_path / "x.state", {"algorithm": "toy"}, tree, devices.arrange(2))
     like = jax.eval_shape(lambda t: jax.tree.map(lambda x: x[0], t), tree)
     back = files.read_checkpoint(tmp_path / "x.state", "toy", like, 2, range(2))
     assert same(back, jax.tree.map(np.asarray, tree)) and back["x"].dtype == tree["x"].dtype
@@ -492,8 +489,7 @@ def test_every_kind_of_number_comes_back(tmp_path, dtype):
 
 def test_a_file_may_have_more_arrays_only_where_a_part_is_asked_for(tmp_path):
     tree = {"x": jax.numpy.ones((2, 3)), "y": jax.numpy.zeros((2, 1))}
-    arrays = files.streams(tree, devices.arrange(2))
-    files.write_checkpoint(tmp_path / "x.state", {"algorithm": "toy"}, arrays)
+    files.write_checkpoint(tmp_path / "x.state", {"algorithm": "toy"}, tree, devices.arrange(2))
     like = {"x": jax.ShapeDtypeStruct((3,), "float32")}
     given = (tmp_path / "x.state", "toy", like, 2, range(2))
     with pytest.raises(UserError, match=r"\['y'\] is left over"):

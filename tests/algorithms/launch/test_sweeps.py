@@ -26,10 +26,10 @@ from algorithms.launch.engine import (
     intervals,
     options,
     outcomes,
+    outputs,
     plots,
     programs,
     reading,
-    record,
     results,
     session,
     settings,
@@ -521,13 +521,13 @@ def test_a_sweep_killed_before_it_began_is_none(tmp_path):
 
 
 def test_ctrl_c_before_the_first_point_aborts_and_leaves_nothing(tmp_path, monkeypatch):
-    begin = record.Record.begin
+    begin = outputs.Saving.begin
 
     def interrupted(self):
         begin(self)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(record.Record, "begin", interrupted)
+    monkeypatch.setattr(outputs.Saving, "begin", interrupted)
     with pytest.raises(KeyboardInterrupt):
         launch.sweep(toy, CONFIG, GRID, sweep_dir=tmp_path / "x")
     assert not list(tmp_path.iterdir()), "the same command may be given again"
