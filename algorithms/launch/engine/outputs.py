@@ -77,10 +77,13 @@ class Saving(Output):
             run_dir.describe(session.chunk.described(options))
             last = -1 if start.get_state is None else start.point
             run_dir.rewind(last, start.history)
-        found = versions(trainer.module, session.layout)
-        changes = run_dir.write_versions(found, start.point)
+        found = versions(trainer.module, session.layout, trainer.env)
+        changes, edited = run_dir.write_versions(found, start.point)
         if changes:
             warn(f"last digits may differ from an uninterrupted run's: {', '.join(changes)}")
+        if edited:
+            text = f"{' and '.join(edited)} changed since this run trained last, so from point "
+            warn(f"{text}{start.point} on the curve is that of another program")
         if options.keep_states:
             bytes_of_one = devices.size(programs.initial_state(trainer.module, trainer.config))
             whole = bytes_of_one * session.trials.count * (session.num_points + 1)

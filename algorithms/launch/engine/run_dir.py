@@ -63,8 +63,11 @@ class RunDir:
         values = self.description["config"]
         return settings.config_from_json(cls, values, self.path / "config.json", env)
 
-    def write_versions(self, versions: dict[str, Any], point: int) -> list[str]:
-        """Adds a session that begins at a point; returns what has changed since the one before."""
+    def write_versions(self, versions: dict[str, Any], point: int) -> tuple[list[str], list[str]]:
+        """Adds a session that begins at a point.
+
+        Returns what has changed since the one before, and which files of the user's.
+        """
         file = self.path / "versions.json"
         try:
             sessions = files.read_json(file) if file.exists() else []
@@ -75,8 +78,11 @@ class RunDir:
         before = {EARLIER.get(name, name): value for name, value in last.items()}
         sessions.append({"from_point": point, **versions})
         files.write_json(file, sessions)
-        names = [name for name, value in versions.items() if before.get(name) != value]
-        return [f"{name} {before.get(name)} -> {versions[name]}" for name in names]
+        now, files_before = dict(versions), before.get("files", {})
+        digests = now.pop("files", {})
+        names = [name for name, value in now.items() if before.get(name) != value]
+        edited = [name for name, x in digests.items() if files_before.get(name, x) != x]
+        return [f"{name} {before.get(name)} -> {now[name]}" for name in names], edited
 
     # --- which points there are ----------------------------------------------------------------
 

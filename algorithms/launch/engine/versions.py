@@ -1,13 +1,16 @@
 """Versions, device and commit of a run; nothing identifies a machine or a person."""
 
+import hashlib
 import importlib.metadata
 import platform
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import algorithms
 from algorithms.launch.engine import devices
+from envs.behaviour import part_of_user
 
 NAME = "single-file-rl"  # of the kit, as pip knows it
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "gymnax", "numpy")
@@ -39,16 +42,26 @@ def licence(folder: Path) -> bytes:
 EARLIER = {"agents_per_device": "trials_per_device"}  # names in versions.json of older runs
 
 
-def versions(module: Any, layout: devices.Layout) -> dict[str, Any]:
-    """Python, libraries, device and git commit."""
-    device = layout.devices[0]
+def versions(module: Any, layout: devices.Layout, env: Any = None) -> dict[str, Any]:
+    """Python, libraries, device, git commit, and digests of the files that a user writes: that of
+    the algorithm, and that of an environment of his own."""
+    device, file = layout.devices[0], Path(module.__file__).resolve()
+    written = [file, *_file_of(part_of_user(env))]
     return {
         **_software(),
         "device": f"{device.platform} {device.device_kind}",
         "num_devices": len(layout.devices),
         "trials_per_device": layout.used,
-        **_git(Path(module.__file__).resolve().parent),
+        **_git(file.parent, tuple(written)),
+        "files": {x.name: hashlib.sha256(x.read_bytes()).hexdigest()[:16] for x in written},
     }
+
+
+def _file_of(env: Any) -> list[Path]:
+    """The file of an environment's class; none of one that was typed in."""
+    module = sys.modules.get(type(env).__module__)
+    file = Path(getattr(module, "__file__", None) or "").resolve()
+    return [file] if env is not None and file.is_file() else []
 
 
 def _software() -> dict[str, str | None]:
@@ -67,14 +80,18 @@ def _version(library: str) -> str | None:
         return None
 
 
-def _git(folder: Path) -> dict[str, Any]:
-    """The commit of the checkout that the algorithm is in, and whether files were changed."""
+def _git(folder: Path, files: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The commit of the checkout that a folder is in, and whether anything differs from it: a file
+    that it has, or one of these that it does not have."""
     try:
         commit = _run_git(folder, "rev-parse", "HEAD")
         changes = _run_git(folder, "status", "--porcelain", "--untracked-files=no")
+        root = Path(_run_git(folder, "rev-parse", "--show-toplevel")).resolve()
+        own = [file for file in files if file.is_relative_to(root)]
+        dirty = changes or not all(_run_git(root, "ls-files", "--", str(file)) for file in own)
     except (OSError, subprocess.SubprocessError):  # no git, or no checkout
         return {"git_commit": None, "git_dirty": None}
-    return {"git_commit": commit, "git_dirty": bool(changes)}
+    return {"git_commit": commit, "git_dirty": bool(dirty)}
 
 
 def _run_git(folder: Path, *arguments: str) -> str:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import resource
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,11 +19,12 @@ import pytest
 import envs
 from algorithms import launch
 from algorithms.launch import cli
-from algorithms.launch.engine import devices, experiment, files, loading, metrics, record
+from algorithms.launch.engine import devices, experiment, files, loading, metrics, record, versions
 from algorithms.launch.engine import settings as configurations
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.metrics import PACE_NAMES
 from algorithms.launch.engine.run_dir import RunDir
+from tests import probe as tasks
 from tests.algorithms.launch import toy
 
 pytestmark = pytest.mark.usefixtures("quick_curves", "shared_programs")
@@ -118,10 +120,57 @@ def test_an_earlier_name_in_versions_json_is_no_change(broken):
     earlier = dict(session)
     earlier["agents_per_device"] = earlier.pop("trials_per_device")
     (broken / "versions.json").write_text(json.dumps([{"from_point": 0, **earlier}]))
-    assert run.write_versions(session, 2) == []
+    earlier.pop("files")
+    assert run.write_versions(session, 2) == ([], [])
     more = session["trials_per_device"] + 1
     changes = run.write_versions(session | {"trials_per_device": more}, 3)
-    assert changes == [f"trials_per_device {more - 1} -> {more}"]
+    assert changes == ([f"trials_per_device {more - 1} -> {more}"], [])
+
+
+def test_a_file_that_was_changed_is_told_of_when_a_run_goes_on(tmp_path, monkeypatch, capsys):
+    def stop(point):
+        if point.index == 2:
+            raise launch.Stop
+
+    launch.run(toy, CONFIG, run_dir=tmp_path / "run", hooks=[stop])
+    (session,) = json.loads((tmp_path / "run" / "versions.json").read_text())
+    assert list(session["files"]) == ["toy.py"]
+    monkeypatch.setattr(versions.Path, "read_bytes", lambda file: b"another text")
+    launch.resume(tmp_path / "run", module=toy)
+    found = "toy.py changed since this run trained last, so from point 2 on the curve is that of"
+    assert capsys.readouterr().err.count(found) == 1
+
+
+def test_a_file_that_git_does_not_have_is_no_clean_checkout(tmp_path, monkeypatch):
+    monkeypatch.setattr(versions, "_git", versions._git.__wrapped__)
+    git = lambda *words: subprocess.run(
+        ["git", "-c", "user.name=x", "-c", "user.email=x", "-C", tmp_path, *words], check=True
+    )
+    mine, other = tmp_path / "mine.py", tmp_path / "other.py"
+    for file in (mine, other):
+        file.write_text("x = 1\n")
+    git("init", "-q")
+    git("add", "other.py")
+    git("commit", "-q", "-m", "first")
+    module = SimpleNamespace(__file__=str(other))
+    found = versions.versions(module, devices.arrange(1))
+    assert found["git_dirty"] is False and found["files"].keys() == {"other.py"}
+    module.__file__ = str(mine)
+    assert versions.versions(module, devices.arrange(1))["git_dirty"] is True
+    git("add", "mine.py")
+    git("commit", "-q", "-m", "second")
+    assert versions.versions(module, devices.arrange(1))["git_dirty"] is False
+    mine.write_text("x = 2\n")
+    changed = versions.versions(module, devices.arrange(1))
+    assert (
+        changed["git_dirty"] is True and changed["files"]["mine.py"] != found["files"]["other.py"]
+    )
+
+
+def test_versions_have_the_file_of_a_users_own_environment():
+    env, _ = envs.make(tasks.Probe(), max_steps=5)
+    for world, names in ((env, {"toy.py", "probe.py"}), (envs.make("CartPole-v1")[0], {"toy.py"})):
+        assert versions.versions(toy, devices.arrange(1), world)["files"].keys() == names
 
 
 def test_versions_say_nothing_about_the_machine_or_its_user(run_dir):
