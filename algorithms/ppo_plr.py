@@ -380,7 +380,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         ready = buffer.filled.sum() >= jnp.ceil(config.min_fill * capacity - 1e-3)
         chances = replay_distribution(config, buffer, last)
         offset = jax.random.uniform(share_rng, (environments.depth, 1))
-        place = (jnp.arange(config.num_envs) + offset) / config.num_envs
+        place = (jnp.arange(config.num_envs)[None] + offset) / config.num_envs
         asks = place < config.replay_share  # detail 3
         gumbel = jax.random.gumbel(draw_rng, (environments.depth, capacity))
         order = jax.lax.top_k(jnp.log(chances) + gumbel, config.num_envs)[1]  # no level twice

@@ -537,7 +537,8 @@ class WithWorldState(Wrapper):
 
     def observation_space(self, params):
         observation, _ = jax.eval_shape(self.reset_env, jax.eval_shape(jax.random.key, 0), params)
-        return spaces.Box(-jnp.inf, jnp.inf, observation.shape)
+        box = type(self.env.observation_space(params))  # a copy needs no gymnax for it
+        return box(-jnp.inf, jnp.inf, observation.shape)
 
     def _with_more(self, observation, state, params):
         more = jnp.ravel(self.env.world_state(state, params))

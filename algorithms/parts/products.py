@@ -52,7 +52,7 @@ def _backward(kept, given):
     number = given.shape[1]
     columns = [given[:, i] for i in range(number)] if number <= FEW else []
     if number <= NARROW:
-        of_x = sum(column[:, None] * row for column, row in zip(columns, kernel.T))
+        of_x = sum(column[:, None] * row[None] for column, row in zip(columns, kernel.T))
     else:
         of_x = given @ kernel.T
     if columns:

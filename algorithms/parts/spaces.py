@@ -43,6 +43,13 @@ class ActionSpace:
         is none into which `environments.step` splits `key`: these are fold_in(key, i) for an
         environment's index i.
         """
+        outputs: Any = getattr(actions, "logits", getattr(actions, "mean", None))
+        if hasattr(outputs, "shape") and outputs.shape[-1:] != (self.size,):
+            what = "actions" if self.discrete else "numbers in an action"
+            raise ValueError(
+                f"the policy has outputs of shape {outputs.shape}, and the environment {self.size} "
+                f"{what}: give (..., {self.size})"
+            )
         if hasattr(actions, "sample_from"):
             return actions.sample_from(noise)
         return actions.sample(seed=jax.random.fold_in(key, 2**31 - 1))

@@ -11,7 +11,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 import envs
-from algorithms.parts import reads, shards
+from algorithms.parts import reads, shards, spreads
 from algorithms.parts.fields import check_kind, check_reals, with_plain_values
 from algorithms.parts.loops import zeros
 from algorithms.parts.usual_jax import with_usual_jax
@@ -253,7 +253,7 @@ def _train(config, env_params, rng, state, learn, algorithm, env, num_evals, deb
     init, policy, steps = own.init, own.policy, own.steps
     if num_evals is None:  # for `train.start`: nothing else is traced
         return between_updates(init(rng)), {}
-    update = jax.jit(shards.with_own_keys(own.update))  # traced once for all uses
+    update = jax.jit(shards.with_own_keys(spreads.told(own.update)))  # traced once for all uses
 
     def updates(state, count):
         """The state after `count` updates, and their metrics."""

@@ -3,8 +3,10 @@
 import hashlib
 import importlib.metadata
 import platform
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,23 @@ def licence(folder: Path) -> bytes:
         if text := installed.read_text("licenses/LICENSE"):
             return text.encode()
     return (folder / "LICENSE").read_bytes()
+
+
+def requirements(folder: Path) -> dict[str, str]:
+    """{library: what pip takes for it} of the kit and of its extras.
+
+    Args:
+      folder: as of `licence`.
+    """
+    file, listed = folder / "pyproject.toml", importlib.metadata.distributions(name=NAME)
+    if file.exists():
+        project = tomllib.loads(file.read_text())["project"]
+        extras = project["optional-dependencies"].values()
+        found = [*project["dependencies"], *(one for extra in extras for one in extra)]
+    else:
+        found = [one for installed in listed for one in installed.requires or ()]
+    texts = [one.partition(";")[0].strip() for one in found]
+    return {re.split(r"[^\w.-]", text)[0]: text for text in reversed(texts)}
 
 
 EARLIER = {"agents_per_device": "trials_per_device"}  # names in versions.json of older runs

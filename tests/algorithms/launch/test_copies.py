@@ -32,7 +32,7 @@ FEW = ["dqn", "ippo", "ppo", "ppo_rnn", "r2d2", "sac"]
 LIBRARIES = {"jax", "flax", "optax", "numpy", "gymnax"}
 MORE_LIBRARIES = {"alphazero": {"mctx", "pgx"}}
 # Lines of a copy, at most: it must not grow without being noticed.
-LENGTHS = {"dqn": 2521, "ippo": 2790, "ppo": 2239, "ppo_rnn": 3013, "r2d2": 3413, "sac": 2768}
+LENGTHS = {"dqn": 2606, "ippo": 2879, "ppo": 2328, "ppo_rnn": 3102, "r2d2": 3500, "sac": 2865}
 ALL = [*FEW, *(pytest.param(n, marks=pytest.mark.slow) for n in NAMES if n not in FEW)]
 
 
@@ -284,6 +284,18 @@ def test_a_copy_refuses_no_seeds_and_a_file_that_exists(project, tmp_path):
     assert f"--csv {tmp_path / 'x'}: give a new file" in error and "Traceback" not in error
 
 
+@pytest.mark.slow  # a program of its own
+def test_a_copy_leaves_out_what_is_missing_under_jax_debug_nans(project, tmp_path, monkeypatch):
+    file = put(project, "reinforce")
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
+    words = [word.replace("(8,)", "8,") for word in words]
+    monkeypatch.setenv("JAX_DEBUG_NANS", "1")
+    run(project, file, *words, "--csv", tmp_path / "x")
+    names, first, *_ = [line.split(",") for line in (tmp_path / "x").read_text().splitlines()]
+    row = dict(zip(names, first))
+    assert row["loss"] == row["episode_return"] == "nan" and row["timestep"] == "0.0"
+
+
 def test_ctrl_c_ends_a_copy_without_a_traceback(project, tmp_path):
     """Also while a program runs: the next point of this one is minutes away."""
     words = [put(project, "reinforce"), "--num-evals=2", "--total-timesteps=1e9", "--csv=x"]
@@ -417,6 +429,33 @@ def test_parameters_of_an_environment_may_be_traced(tmp_path):
     jax.eval_shape(traced, 2.0)
 
 
+def test_a_copy_says_where_an_adapter_is(module):
+    with pytest.raises(
+        ValueError, match="the kit copies its adapter with --copy and --env brax/an"
+    ):
+        module.make("brax/ant")
+
+
+def test_a_copy_needs_gymnax_for_names_alone(tmp_path, monkeypatch):
+    copied("ppo")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "gymnax"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    made = imported(tmp_path, "ppo")
+    with pytest.raises(ValueError, match="need gymnax: pip install gymnax six"):
+        made.make_train(made.Config())
+    world = made.make(probe.Probe())
+    jax.eval_shape(made.make_train(made.Config(asymmetric=False), *world), jax.random.key(0))
+
+
+def test_a_copy_tells_of_a_value_head_that_keeps_its_axis(tmp_path):
+    made = imported(tmp_path, "ppo")
+    critic = made.ActorCritic.critic
+    made.ActorCritic.critic = lambda self, x: critic(self, x)[..., None]
+    config = made.Config(num_envs=3, num_steps=41, num_minibatches=1, num_eval_episodes=0)
+    with pytest.warns(UserWarning, match=r"ppo_copy.py, line \d+: target=advantages \+ values,: "):
+        jax.eval_shape(made.make_train(config), jax.random.key(0))
+
+
 def test_a_copy_refuses_64_bits(module):
     with jax.enable_x64(True), pytest.raises(ValueError, match="jax_enable_x64 is set"):
         module.make_train(module.Config())
@@ -447,7 +486,8 @@ def test_a_copy_is_one_file(capsys, tmp_path):
     text = (tmp_path / "agents" / "ppo.py").read_text()
     lines, licence = text.splitlines(), (ROOT / "LICENSE").read_text().splitlines()
     assert lines[0].startswith("# ppo.py of single-file-rl 0.1.0, with all that it uses")
-    assert lines[2] == "#   pip install flax jax optax gymnax six"
+    asked = '"flax>=0.12.8" "jax>=0.10.2,<0.12" "optax>=0.2.8" "gymnax>=1.0.1,<2" six'
+    assert lines[2] == f"#   pip install {asked}", "the bounds of pyproject.toml"
     assert lines[3] == "# The pages in docs/ that it names are that kit's."
     assert lines[4].removeprefix('"""') == ppo.__doc__.splitlines()[0]
     assert [line.removeprefix("#").strip() for line in lines[-len(licence) :]] == licence
@@ -466,6 +506,12 @@ def test_nothing_is_overwritten(capsys, tmp_path):
     assert (code, out) == (2, "")
     assert err == f"error: {tmp_path / 'ppo.py'} exists: a copy overwrites nothing\n"
     assert (tmp_path / "ppo.py").read_text() == "mine"
+
+
+def test_a_copy_is_written_into_a_folder(capsys, tmp_path):
+    code, out, err = call(capsys, ppo, tmp_path / "mine.py")
+    assert (code, out) == (2, "") and not contents(tmp_path)
+    assert err == f"error: --copy {tmp_path / 'mine.py'}: give a folder, such as {tmp_path}\n"
 
 
 def test_a_copy_has_the_file_s_own_settings(capsys, tmp_path):

@@ -243,12 +243,17 @@ def make(env: Any, **settings: Any) -> tuple[Any, Any]:
     if words := [name for name, value in settings.items() if isinstance(value, str)]:
         raise ValueError(f"{words[0]}={settings[words[0]]}: give a number, true or false")
     if isinstance(env, str):
-        from gymnax.registration import _registry
+        try:
+            from gymnax.registration import _registry
+        except ModuleNotFoundError as error:
+            needs = "environments by name need gymnax: pip install gymnax six"
+            raise ValueError(f"{error}; {needs}") from error
 
         known = _registry | own()
         if env not in known:
             near = difflib.get_close_matches(env, known, 3, 0.7)
             hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(known)}"
+            hint = f"the kit copies its adapter with --copy and --env {env}" if "/" in env else hint
             raise ValueError(f"unknown environment '{env}'; {hint}")
         arguments = inspect.signature(known[env]).parameters
         env = known[env](**{name: settings.pop(name) for name in [*settings] if name in arguments})
@@ -327,6 +332,9 @@ def main(algorithm: Callable, kind: type, about: str) -> None:
         for row, learn in enumerate(learns):
             state, metrics = point(state, learn)
             values = {name: np.reshape(x, (number, -1)).mean(1) for name, x in metrics.items()}
+            if jax.config.jax_debug_nans:  # type: ignore[attr-defined]  # -0.0 is "no data" then
+                absent = lambda x: np.signbit(x) & (x == 0)
+                values = {name: np.where(absent(x), np.nan, x) for name, x in values.items()}
             if not row:
                 print("seed", *values, sep=",", file=file)
             for i in range(number):
@@ -350,14 +358,16 @@ def reader(field: Any) -> Callable[[str], Any]:
         except (ValueError, SyntaxError):
             return text
 
+    def true_or_false(text: str) -> bool:
+        return bool(["false", "true"].index(text.lower()))
+
+    def with_commas(text: str) -> tuple:
+        words = [word for word in text.split(",") if word]
+        pair = lambda word: (word.partition("=")[0], value(word.partition("=")[2]))
+        return tuple(map(pair if "str" in str(field.type) else whole, words))
+
     if isinstance(field.default, bool):
-        return lambda text: bool(["false", "true"].index(text.lower()))
+        return true_or_false
     if isinstance(field.default, int):
         return whole
-    if not isinstance(field.default, tuple):
-        return type(field.default)
-    words = lambda text: [word for word in text.split(",") if word]
-    if "str" in str(field.type):
-        pair = lambda word: (word.partition("=")[0], value(word.partition("=")[2]))
-        return lambda text: tuple(map(pair, words(text)))
-    return lambda text: tuple(map(whole, words(text)))
+    return with_commas if isinstance(field.default, tuple) else type(field.default)

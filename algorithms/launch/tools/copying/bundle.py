@@ -365,11 +365,11 @@ class Copy:
 
     # --- the whole ---
 
-    def text(self, kit: str, licence: str) -> str:
+    def text(self, kit: str, licence: str, requirements: dict[str, str]) -> str:
         above, below = self.order[: self.above], self.order[self.above :]
         return "\n".join(
             [
-                *self._head(kit),
+                *self._head(kit, requirements),
                 "from __future__ import annotations\n",
                 self.imports() + "\n\n",
                 self._joined(above) + "\n\n" * bool(above),
@@ -397,16 +397,19 @@ class Copy:
             return text
         return re.sub(r"`(\w+)`", lambda found: f"`{only.get(found[1], found[1])}`", text)
 
-    def _head(self, kit: str) -> list[str]:
+    def _head(self, kit: str, requirements: dict[str, str]) -> list[str]:
         name = self.own.path.name
-        needs = sorted({"jax", "flax", "optax", *self._libraries()} - {"numpy", "gymnax"})
+        needs = sorted({"jax", "flax", "optax", *self._libraries()} - {"numpy"})
+        asked = [requirements.get(one, one) for one in dict.fromkeys([*needs, "gymnax", "six"])]
+        quoted = lambda text: f'"{text}"' if set(text) & set("<>=") else text
+        by_name = "" if "gymnax" in needs else "; for environments by name also gymnax and six"
         about = b"".join(self.own.lines[: self.own.tree.body[0].end_lineno]).decode()
         pages = ["# The pages in docs/ that it names are that kit's."] * ("docs/" in about)
         commands = re.compile(rf"^( *)(python \S*\b{name}.*\n *)+", re.MULTILINE)
         return [
             f"# {name} of {kit}, with all that it uses of that kit. Licence: at the end.",
-            f"# It needs {', '.join(needs)}; for environments by name also gymnax and six:",
-            f"#   pip install {' '.join(needs)} gymnax six",
+            f"# It needs {', '.join(needs)}{by_name}:",
+            f"#   pip install {' '.join(map(quoted, asked))}",
             *pages,
             commands.sub(rf"\1python {name}\n", about),
         ]

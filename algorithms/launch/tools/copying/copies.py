@@ -5,7 +5,7 @@ from typing import Any
 
 from algorithms.launch.engine import files
 from algorithms.launch.engine.errors import UserError
-from algorithms.launch.engine.versions import kit, licence
+from algorithms.launch.engine.versions import kit, licence, requirements
 from algorithms.launch.tools.copying import bundle
 from algorithms.launch.tools.copying.sources import KIT, Key
 from envs import registry, suggest
@@ -20,8 +20,11 @@ def write(module: Any, directory: Path, env: str | None = None) -> Path:
         kit's own, or `library/name`. Those of gymnax are found by name.
 
     Raises:
-      UserError: a file of that name is there, or something cannot be copied.
+      UserError: the directory has a file's name, a file of that name is there, or something cannot
+        be copied.
     """
+    if directory.suffix == ".py":
+        raise UserError(f"--copy {directory}: give a folder, such as {directory.parent}")
     target = files.local(directory) / Path(module.__file__).name
     if target.exists() or target.is_symlink():
         raise UserError(f"{target} exists: a copy overwrites nothing")
@@ -52,4 +55,5 @@ def copy(module: Any, env: str | None = None) -> str:
         elif name not in registry.names():
             known = [*registry.names(), *(f"{library}/..." for library in registry.LIBRARIES)]
             raise UserError(suggest.unknown_environment("environment", name, known))
-    return bundle.Copy(Path(module.__file__), envs, adapters).text(kit(), licence(KIT).decode())
+    made = bundle.Copy(Path(module.__file__), envs, adapters)
+    return made.text(kit(), licence(KIT).decode(), requirements(KIT))
