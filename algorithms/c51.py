@@ -192,7 +192,7 @@ def project(probabilities, targets, atoms):  # detail 8
     """
     spacing = (atoms[-1] - atoms[0]) / (len(atoms) - 1)  # of two neighbours it is less exact
     position = (jnp.clip(targets, atoms[0], atoms[-1]) - atoms[0]) / spacing
-    distance = jnp.abs(position[:, :, None] - jnp.arange(len(atoms)))
+    distance = jnp.abs(position[:, :, None] - jnp.arange(len(atoms))[None, None])
     return jnp.einsum("bta,bt->ba", jnp.maximum(1.0 - distance, 0.0), probabilities)
 
 
