@@ -5,6 +5,7 @@ still a number.
 """
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,7 +27,13 @@ def real(default: float, interval: str, **others: dict[Any, str]) -> Any:
       interval: as in mathematics, "[0, 1]" or "(0, inf)"; a bracket includes its end, so that
         "(0, inf]" allows infinity. An end may be another field, "(v_min, inf)".
       **others: {value: interval} of a static field; its value replaces the interval.
+
+    Raises:
+      ValueError: something that is no interval.
     """
+    for text in (interval, *(x for values in others.values() for x in values.values())):
+        if not re.fullmatch(r"[\[(][-\w.+]+, [-\w.+]+[\])]", text):
+            raise ValueError(f'the interval "{text}" of a real field: write "[0, 1]" or "(0, inf)"')
     return struct.field(default=default, metadata={"interval": interval, "others": others})
 
 
@@ -34,7 +41,8 @@ def check_kind(config: Any, kind: type | None) -> None:
     """Refuses what is no Config, or lacks fields of this kind; None: of no kind that is known.
 
     Raises:
-      ValueError: it names the kind. Not isinstance: after a reload, a class is not what it was.
+      ValueError: it names the kind. Not isinstance: after a reload, a class is not what it was. Or
+        a field that is no float would be traced as one.
     """
     wanted = f"{kind.__module__}.{kind.__qualname__}" if kind else "Config"
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
@@ -44,6 +52,12 @@ def check_kind(config: Any, kind: type | None) -> None:
     if lacks:
         given = f"{type(config).__module__}.{type(config).__qualname__}"
         raise ValueError(f"config is of {given}, without {lacks[0]}: give {wanted}(...)")
+    for field in dataclasses.fields(config):
+        traced, kind_of = field.metadata.get("pytree_node", True), type(field.default)
+        whole = kind_of is int and field.type in (int, "int")
+        if traced and (whole or kind_of in (bool, str, tuple)):
+            told = f"{field.name} = {field.default!r} of Config is neither real nor static"
+            raise ValueError(f"{told}: write static({field.default!r})")
 
 
 def with_plain_values(config: Any) -> Any:

@@ -4,7 +4,9 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -52,12 +54,18 @@ def is_watched(config: Any) -> bool:
     return "_read" in vars(config)
 
 
-def warn_of_unread(config: Any, algorithm: str) -> None:
-    """One warning of all settings that were asked for and that nothing has read."""
+def warn_of_unread(config: Any, module: str) -> None:
+    """One warning of all settings that were asked for and that nothing has read.
+
+    Args:
+      config: a watched one.
+      module: the algorithm's; what runs as a script is told of by its file.
+    """
     unread = {n: x for n, x in _ASKED.get().items() if n not in vars(config)["_read"] | ELSEWHERE}
     if unread:
         named = ", ".join(f"{name}={value!r}" for name, value in unread.items())
         have = "has" if len(unread) == 1 else "have"
+        algorithm = Path(getattr(sys.modules.get(module), "__file__", None) or module).stem
         warn(f"{named} {have} no effect: with these settings nothing in {algorithm} reads it")
 
 

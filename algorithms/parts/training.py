@@ -237,6 +237,17 @@ def check_key(rng: Any) -> None:
         raise ValueError(f"rng is {what}; give one key, as jax.random.key(0)")
 
 
+def check_metrics(metrics: dict[str, Any]) -> None:
+    """Refuses metrics of an update that have names of the program's own, or several parts."""
+    for name, x in metrics.items():
+        if name in ("timestep", "num_episodes") or name.startswith(("episode_", "eval_")):
+            raise ValueError(f"an update has a metric {name!r}, as episodes have: rename it")
+        if not isinstance(x, Average | Maximum | Last) and not jax.tree_util.all_leaves([x]):
+            raise ValueError(
+                f"the metric {name!r} of an update is a {type(x).__name__}: give an array"
+            )
+
+
 def first_state(train: Any, rng: jax.Array) -> Any:
     """The state of train(rng, None, 0) without its metrics, whose names take seconds to trace."""
     start = getattr(train, "start", None)  # a train that is not of `program` may have none
@@ -268,6 +279,7 @@ def _train(config, env_params, rng, state, learn, algorithm, env, num_evals, deb
             return Progress(between_updates(state), total, others)
 
         metrics = zeros(lambda state: update(state)[1], state)
+        check_metrics(metrics)
         known = lambda x: isinstance(x, Maximum | Last)
         others = {name: metrics.pop(name) for name in [*metrics] if known(metrics[name])}
         others = jax.tree.map(lambda x: jnp.full(x.shape, -jnp.inf), others)
@@ -331,5 +343,5 @@ def _train(config, env_params, rng, state, learn, algorithm, env, num_evals, deb
     counts = jax.lax.optimization_barrier(jnp.array(counts, jnp.int32))
     result = jax.lax.scan(point, state, jnp.where(learn, counts, 0))
     if num_evals and config.num_eval_episodes:  # otherwise what only the policy reads is missing
-        reads.warn_of_unread(config, algorithm.__module__.rpartition(".")[2])
+        reads.warn_of_unread(config, algorithm.__module__)
     return result

@@ -1,5 +1,6 @@
 """Intervals of a Config's floats."""
 
+import dataclasses
 import importlib
 import math
 
@@ -187,3 +188,22 @@ def test_a_config_of_no_known_kind_has_to_be_one_all_the_same():
     parts.check_kind(Config(), None)
     with pytest.raises(ValueError, match=r"config is 5: give Config\(...\)"):
         parts.check_kind(5, None)
+
+
+@pytest.mark.parametrize("kind, default", [("int", 3), (bool, True), ("str", "a"), ("tuple", (4,))])
+def test_a_field_that_is_neither_real_nor_static_is_refused(kind, default):
+    """It would be traced as a float. A plain float may be."""
+    made = dataclasses.make_dataclass("Own", [("rate", float, 1), ("k", kind, default)])
+    with pytest.raises(ValueError) as error:
+        parts.check_kind(made(), None)
+    told = f"k = {default!r} of Config is neither real nor static: write static({default!r})"
+    assert str(error.value) == told
+    parts.check_kind(dataclasses.make_dataclass("Own", [("rate", "float", 1)])(), None)
+
+
+@pytest.mark.parametrize("text", ["0..1", "> 0", "0 to 1", "[0,1]", "[0, 1", "(0, inf) "])
+def test_what_is_no_interval_is_refused(text):
+    for given in ((text,), ("[0, 1]", {"x": text})):
+        with pytest.raises(ValueError, match=r'write "\[0, 1\]" or "\(0, inf\)"') as error:
+            parts.real(0.1, given[0], **{"mode": given[1]} if len(given) > 1 else {})
+        assert f'the interval "{text}" of a real field' in str(error.value)

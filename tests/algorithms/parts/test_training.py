@@ -359,3 +359,19 @@ def test_metrics_of_the_environment_are_averaged_over_the_episodes_that_ended():
     np.testing.assert_array_equal(metrics["eval_travel"], np.full((5, 2), 10.0))
     assert all(x.shape[0] == 5 for x in metrics.values())
     assert state.env_state.starts is None
+
+
+@pytest.mark.parametrize("name", ["timestep", "num_episodes", "episode_reward", "eval_return"])
+def test_a_metric_with_a_name_of_the_program_s_own_is_refused(name):
+    """It was silently replaced."""
+    with pytest.raises(ValueError, match=f"an update has a metric '{name}', as episodes have"):
+        training.check_metrics({"loss": jnp.zeros(()), name: jnp.zeros(())})
+
+
+def test_a_metric_of_several_parts_is_refused():
+    array = jnp.zeros(3)
+    good = {"a": array, "b": parts.Average(array, array), "c": parts.Last(array), "d": 1.0}
+    training.check_metrics(good | {"e": parts.Maximum(array)})
+    for tree, kind in (({"x": array}, "dict"), ((array, array), "tuple"), (None, "NoneType")):
+        with pytest.raises(ValueError, match=f"the metric 'f' of an update is a {kind}: give an"):
+            training.check_metrics(good | {"f": tree})
