@@ -26,7 +26,7 @@ from algorithms.launch.engine import (
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.hosts import locked
 from algorithms.launch.engine.interrupts import Interrupt
-from algorithms.launch.engine.metrics import Learnless
+from algorithms.launch.engine.metrics import Idle, Learnless
 from algorithms.launch.engine.options import Options
 from algorithms.launch.engine.outputs import DRAW_SECONDS, Hooks
 from algorithms.launch.engine.progress import brief
@@ -110,7 +110,7 @@ class Standing:
         self.losses = Losses(self.view.warn)
         self.ends: dict[int, tuple[Chunk, int, Result]] = {}  # of the trials of the last stages
         self.came = results.Came({}, {})
-        self.learnless = Learnless()
+        self.learnless, self.idle = Learnless(), Idle()
         self.retests = 0  # chunks of the retest that have come to their end
         self.unsaved: list[str] = []
         self.drawn = -math.inf  # when pictures were drawn last
@@ -139,6 +139,7 @@ class Standing:
         )
         self.came.add(part)
         self.learnless.add(result.metrics)
+        self.idle.add(chunk.trials, result.metrics)
         # The next rung goes on from the files, where there are any.
         kept = result if rung.keep and not chunk.run_dir else result._replace(state=None)
         self.ends |= {trial: (chunk, place, kept) for place, trial in enumerate(chunk.numbers)}
@@ -226,9 +227,10 @@ def train_sweep(stages: Stages, chunks: list[Chunk], hooks: Hooks) -> Swept:
             stopped = _train_stage(standing, stage, mine, interrupt)
             if stopped:
                 break
-        told = standing.learnless.in_words(every=True, begun=bool(stages.options.init))
-        if told and not stopped and hosts.is_first():
-            standing.view.warn(told)
+        learnless = standing.learnless.in_words(every=True, begun=bool(stages.options.init))
+        if not stopped and hosts.is_first():
+            for told in filter(None, (learnless, standing.idle.in_words())):
+                standing.view.warn(told)
         swept = _swept(standing, stopped, go)
     return swept._replace(stopped=interrupt.heard() or swept.stopped)
 

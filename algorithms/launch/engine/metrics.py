@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from algorithms.launch.engine.settings import map_plain
+from algorithms.launch.engine.settings import Trials, map_plain, plain
 from envs.sums import debug_nans
 
 Metrics = dict[str, np.ndarray]
+FEW = 3  # values that a sentence names
 SEVERAL = 3  # points with the same return that are not so by chance
 # Columns of metrics.csv besides an algorithm's metrics
 PACE_NAMES = ("seconds", "steps_per_second")  # the same for all trials that train together
@@ -97,6 +98,39 @@ class Learnless:
                 "reward would do"
             )
         return ""
+
+
+class Idle:
+    """Swept fields whose values made no difference, in all chunks so far."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, dict[float, None]] = {}  # {field: those with equal curves}
+
+    def add(self, trials: Trials, curves: Metrics) -> None:
+        """Adds trials that share a program. Those without data for a loss do not count."""
+        learned = {n: x for n, x in curves.items() if n.endswith(("loss", "grad_norm", "return"))}
+        empty = without_losses(curves)
+        alike: dict[Any, list[int]] = {}
+        for i in range(trials.count if trials.floats and empty.size else 0):
+            curve = b"".join(np.ascontiguousarray(x[i]).tobytes() for x in learned.values())
+            alike.setdefault((trials.seeds[i], curve), []).extend([i] * (not empty[i]))
+        for same in alike.values():
+            for name, values in trials.floats.items():
+                if len(found := dict.fromkeys(values[same].tolist())) > 1:
+                    self.values[name] = self.values.get(name, {}) | found
+
+    def in_words(self) -> str:
+        """A sentence, if there are such fields."""
+        told = []
+        for name, values in self.values.items():
+            few = ", ".join(map(plain, [*values][:FEW]))
+            told.append(f"{name}={few}{', ...' * (len(values) > FEW)}")
+        if not told:
+            return ""
+        return (
+            f"{'; '.join(told)} made no difference: with the same seed, all losses and returns are "
+            "equal to the last digit, so nothing that was learned depends on it"
+        )
 
 
 def stack(rows: Iterable[Metrics]) -> Metrics:

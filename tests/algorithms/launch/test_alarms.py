@@ -14,6 +14,7 @@ from flax import struct
 from algorithms import dqn, dreamer, flashsac, launch, reinforce
 from algorithms.launch.engine import metrics, programs, record
 from algorithms.launch.engine.errors import heed_warnings
+from algorithms.launch.engine.settings import Trials
 from algorithms.launch.tools import evaluation, match, robustness
 from algorithms.parts import checks
 from envs import warn
@@ -338,6 +339,34 @@ def test_trials_with_nothing_to_learn_from_are_summed_up_over_chunks():
     assert of(empty, empty, every=True).startswith("2 of 2 trials learned nothing")
     assert of(same, every=True).startswith("1 of 1 trials had the same training return at all poi")
     assert ", -2.5 for example: " in of(same, same | {"loss": np.ones((1, 3))})
+
+
+def test_swept_fields_without_any_effect_are_told_of(capsys):
+    config = toy.Config(total_timesteps=40, num_evals=2)
+    launch.sweep(toy, config, {"target_kl": [0.1, 0.2], "learning_rate": [0.1, 0.2]}, save=False)
+    err = capsys.readouterr().err
+    assert (
+        err.count("warning: target_kl=0.1, 0.2 made no difference: with the same seed, all ") == 1
+    )
+    launch.sweep(toy, config, {"learning_rate": [0.1, 0.2]}, num_seeds=2, save=False)
+    assert "no difference" not in capsys.readouterr().err
+
+
+def test_fields_are_idle_where_every_number_is_equal():
+    idle, same, nan = metrics.Idle(), np.ones((4, 2), np.float32), np.nan
+    of = lambda seeds, **floats: Trials(seeds, {n: np.array(x, float) for n, x in floats.items()})
+    two = dict(a=[1.0, 2.0, 1.0, 2.0], b=[3.0, 3.0, 4.0, 4.0])
+    by_b = np.array([[1.0, 2.0]] * 2 + [[1.0, 2.5]] * 2)
+    idle.add(of([0] * 4, **two), {"loss": by_b, "rate": np.random.default_rng(0).random((4, 2))})
+    assert idle.in_words().startswith("a=1, 2 made no difference: ")
+    idle.add(of([0, 1], a=[5.0, 6.0]), {"loss": same[:2]})  # other seeds
+    idle.add(of([0, 0], c=[5.0, 6.0]), {"loss": same[:2] * nan})  # nothing was learned
+    idle.add(of([0, 0], d=[5.0, 6.0]), {"loss": same[:2], "eval_return": np.array([[1], [2]])})
+    idle.add(of([0, 0]), {"loss": same[:2]})
+    idle.add(of([0, 0], e=[5.0, 6.0]), {"episode_return": same[:2]})  # no loss tells
+    assert list(idle.values) == ["a"]
+    idle.add(of([7] * 4, f=[1.0, 2.0, 3.0, 4.0]), {"loss": same})
+    assert "a=1, 2; f=1, 2, 3, ... made no difference" in idle.in_words()
 
 
 def _added(*curves):
