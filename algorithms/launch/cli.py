@@ -153,20 +153,27 @@ def defaults(module: Any, argv: list[str]) -> tuple[Any, Flags]:
 
 
 def preset(module: Any, name: str) -> Any:
-    """The algorithm's defaults with a preset's settings."""
-    algorithm = algorithm_name(module)
+    """The algorithm's defaults with a preset's settings; "ppo:NAME" is a preset of ppo."""
+    owner, colon, rest = name.partition(":")
+    algorithm, name = (owner, rest) if colon else (algorithm_name(module), name)
     known = PRESETS.get(algorithm, {})
     if name not in known:
-        raise unknown_preset(algorithm, name)
-    return module.Config(**{"env": name, **known[name]})
+        raise unknown_preset(algorithm, name, of_kit=algorithm in PRESETS)
+    values = {"env": name, **known[name]}
+    fields = [field.name for field in dataclasses.fields(module.Config)]
+    if lacks := [f"{field}={value!r}" for field, value in values.items() if field not in fields]:
+        own = algorithm_name(module)
+        raise UserError(f"--preset {algorithm}:{name} sets {lacks[0]}, which {own} lacks")
+    return module.Config(**values)
 
 
-def unknown_preset(algorithm: str, name: str) -> UserError:
+def unknown_preset(algorithm: str, name: str, of_kit: bool) -> UserError:
     """The error for a preset that this algorithm does not have; others may."""
     others = [other for other, table in PRESETS.items() if name in table]
     if not others:
         return unknown(f"preset of {algorithm}", name, PRESETS.get(algorithm, {}))
-    return UserError(f"{algorithm} has no preset '{name}'; these have: {', '.join(others)}")
+    takes = "" if of_kit else f"; --preset {others[0]}:{name} takes that of {others[0]}"
+    return UserError(f"{algorithm} has no preset '{name}'; these have: {', '.join(others)}{takes}")
 
 
 def from_run(module: Any, source: str, path: Path, names_env: bool = False) -> tuple[Any, Flags]:

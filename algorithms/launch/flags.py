@@ -37,7 +37,7 @@ class Runs:
     seed: int = 0  # seed of the first trial; with --evaluate and --render: of the episodes
     num_seeds: int = 1  # trials trained at once, with seeds seed, seed + 1, ...
     preset: Annotated[str | None, _named("NAME")] = None
-    """settings known to work, see algorithms/presets.py; other flags win"""
+    """settings known to work, see algorithms/presets.py; other flags win; ppo:NAME is one of ppo"""
     config: Annotated[str | None, _named("FILE")] = None
     """take the settings of a run's config.json or a sweep's best.json; other flags win"""
     randomize: Annotated[str | None, _named("RANGES")] = None

@@ -396,6 +396,19 @@ def test_a_preset_of_other_algorithms_names_them(capsys, tmp_path):
     assert named == [name for name in presets.PRESETS if "Pendulum-v1" in presets.PRESETS[name]]
 
 
+def test_a_file_of_ones_own_takes_a_preset_of_another(capsys):
+    code, _, err = main(capsys, "--preset", "Pendulum-v1")
+    assert code == 2 and err.startswith("error: toy has no preset 'Pendulum-v1'; these have: ppo,")
+    assert err.endswith("; --preset ppo:Pendulum-v1 takes that of ppo\n")
+    code, _, err = main(capsys, "--preset", "ppo:Pendulum-v1")
+    assert code == 2
+    assert err == "error: --preset ppo:Pendulum-v1 sets update_epochs=10, which toy lacks\n"
+    code, _, err = main(capsys, "--preset", "ppo:Pendulm-v1")
+    assert code == 2 and "unknown preset of ppo 'Pendulm-v1'; did you mean Pendulum-v1" in err
+    config = cli.preset(ppo, "ppo:Pendulum-v1")
+    assert config == cli.preset(ppo, "Pendulum-v1") and config.env == "Pendulum-v1"
+
+
 def test_explicit_flags_win_over_presets_and_files(monkeypatch, whole):
     table = {"toy": {"Pendulum-v1": {"gamma": 0.9, "num_envs": 2}, "b": {"env": "Acrobot-v1"}}}
     monkeypatch.setattr(cli, "PRESETS", table)
