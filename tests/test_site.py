@@ -71,7 +71,7 @@ def test_a_page_has_what_its_file_says(name):
 
 def test_what_differs_from_the_paper_is_a_paragraph_of_its_own():
     assert "\n\nTwo things differ from the list. " in algorithm.page("ppo")
-    assert "\n\nThree things differ from that code. " in algorithm.page("pqn")
+    assert "\n\nFour things differ from that code. " in algorithm.page("pqn")
 
 
 def test_a_setting_is_shown_as_on_the_command_line():

@@ -11,11 +11,12 @@ import numpy as np
 
 from algorithms.launch.engine import files, hosts, programs
 from algorithms.launch.engine.errors import warn
-from algorithms.launch.engine.metrics import ALARMS, Metrics
+from algorithms.launch.engine.metrics import ALARMS, SEVERAL, Metrics
 from algorithms.launch.engine.outputs import Output
 from algorithms.launch.engine.progress import brief
 from algorithms.launch.engine.run_dir import RunDir
 from algorithms.parts.checks import LARGE, bounds_of, sees_raw
+from envs.batch import limit_of
 from envs.behaviour import of_user
 
 
@@ -151,6 +152,8 @@ class Record:
         if of_user(trainer.env):
             yield "rewards", large_rewards(trainer.env.name, trainer.config, row)
             yield "lengths", short_episodes(trainer.env.name, row)
+            limit = limit_of(trainer.env, trainer.host_params)
+            yield "limit", terminated_at_limit(trainer.env.name, row, limit)
 
     def _may_be_large(self) -> bool:
         """Whether networks see observations as they are, and no bound has told how large."""
@@ -206,6 +209,20 @@ def short_episodes(name: str, row: Metrics) -> str:
     return (
         f"since the last point, all episodes of {name} ended with their first step: right for a "
         "bandit, and else look at its terminated and is_truncated"
+    )
+
+
+def terminated_at_limit(name: str, row: Metrics, limit: Any) -> str:
+    """Of an environment with these metrics of a point, and this time limit (None: without one)."""
+    if limit is None or not {"eval_length", "eval_terminated"} <= row.keys():
+        return ""
+    there = row["eval_length"] == limit
+    if there.sum() < SEVERAL or not row["eval_terminated"][there].all():
+        return ""
+    return (
+        f"all {there.sum()} evaluation episodes of {name} that reached the limit of {limit} steps "
+        "are terminated in that very step: right if the task itself ends there; else leave the "
+        "limit to is_truncated, or --env-settings done_includes_limit=true truncates"
     )
 
 

@@ -265,6 +265,30 @@ def test_episodes_of_one_step_are_told_apart_from_others():
     assert record.short_episodes("Its", {}) == ""
 
 
+class Counted(Endless):
+    """Its flag includes the limit, as a number."""
+
+    def step_env(self, key, state, action, params):
+        observation, state, reward, _, info = super().step_env(key, state, action, params)
+        return observation, state, reward, state.time >= 4, info
+
+
+def test_a_limit_that_is_a_number_is_told_of_once(capsys):
+    launch.run(reinforce, TINY.replace(env=Counted(), num_eval_episodes=3), save=False)
+    told = (
+        "warning: all 3 evaluation episodes of Counted that reached the limit of 4 steps are term"
+    )
+    assert capsys.readouterr().err.count(told) == 1
+    here = lambda terminated, lengths, limit=4: record.terminated_at_limit(
+        "Its",
+        {"eval_terminated": np.array([terminated]), "eval_length": np.array([lengths])},
+        limit,
+    )
+    assert here([True] * 4, [4, 4, 3, 4]).startswith("all 3 evaluation episodes of Its that reach")
+    assert here([True] * 4, [4, 4, 3, 3]) == here([True, False, True, True], [4] * 4) == ""
+    assert here([True] * 4, [4] * 4, None) == record.terminated_at_limit("Its", {}, 4) == ""
+
+
 def test_algorithms_that_scale_by_themselves_are_not_told_of_units():
     earned = row(episode_return=[[1e3, 5.0], [np.nan, np.nan]], episode_length=[10.0, np.nan])
     env = Loud()
