@@ -5,6 +5,7 @@ the rest before training, and then asks for the behaviour (envs/behaviour.py). E
 environment's own code are passed on unchanged.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, Literal
@@ -18,6 +19,14 @@ from envs.metrics import kinds
 
 Casting = Literal["no", "same_kind"]  # as for `numpy.can_cast`
 RESET, STEP = "observation, state", "observation, state, reward, terminated, info"
+
+NUMBERS = bool | int | float | complex | np.ndarray | np.generic | jax.Array
+PLAIN = "a plain dataclass, which programs cannot take: decorate {} with flax.struct.dataclass"
+NO_LIMIT = (
+    "{} has no is_truncated, and that of gymnax compares state.time with "
+    "params.max_steps_in_episode: {}; give the state and the parameters these fields, or write "
+    "is_truncated(state, params)"
+)
 
 
 class Refusal(ValueError):
@@ -63,11 +72,14 @@ def _check(env, structure, leaves, space, action, num_actions):
     shape, dtype = space
     params, agents = jax.tree.unflatten(structure, leaves), shaping.reward_shape(env)
     action = jax.ShapeDtypeStruct(agents + action[0], action[1])
+    inside = behaviour.part_of_user(env)
+    before = traced_attributes(inside)
     with jax.debug_key_reuse(False):  # shapes only
         key = jax.eval_shape(lambda: jax.random.key(0))
         first = jax.eval_shape(env.reset_env, key, params)
         observation, state = unpack(name_of(env), "reset_env", first, RESET)
         step = jax.eval_shape(env.step_env, key, state, action, params)
+        check_attributes(name_of(env), inside, before)
         after, state_after, reward, terminated, info = unpack(name_of(env), "step_env", step, STEP)
         check_state(env, state, state_after)
         truncated = _truncated(env, state_after, params)
@@ -87,6 +99,21 @@ def _check(env, structure, leaves, space, action, num_actions):
     check_info(env, info)
 
 
+def traced_attributes(env: Any) -> set[str]:
+    """The attributes of an object that hold tracers."""
+    has = lambda x: any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x))
+    return {name for name, x in getattr(env, "__dict__", {}).items() if has(x)}
+
+
+def check_attributes(name: str, env: Any, before: set[str]) -> None:
+    """Refuses attributes that a reset or a step has set: a program would never see them change."""
+    if kept := sorted(traced_attributes(env) - before):
+        raise Refusal(
+            f"reset_env or step_env of {name} sets self.{kept[0]}: what changes is a field of the "
+            "state, which they return"
+        )
+
+
 def _truncated(env: Any, state: Any, params: Any) -> Any:
     """The shape of its flag. A user may not know that gymnax has an `is_truncated` of its own."""
     from envs.gymnax import Environment  # late: it takes seconds to import
@@ -97,10 +124,7 @@ def _truncated(env: Any, state: Any, params: Any) -> Any:
         inside = behaviour.part_of_user(env)
         if getattr(type(inside), "is_truncated", None) is not Environment.is_truncated:
             raise
-        raise Refusal(
-            f"{name_of(env)} has no is_truncated, and that of gymnax compares state.time with "
-            f"params.max_steps_in_episode: {error}"
-        ) from None
+        raise Refusal(NO_LIMIT.format(name_of(env), error)) from None
 
 
 def _once(env: Any, action: tuple[tuple[int, ...], Any], params: Any) -> jax.Array:
@@ -117,11 +141,12 @@ def check_parameters(name: str, params: Any) -> None:
     Raises:
       ValueError: the parameter, its value, and flax' way to leave it out of programs.
     """
-    numbers = bool | int | float | complex | np.ndarray | np.generic | jax.Array
+    if is_plain(params):
+        raise ValueError(f"default_params of {name} is {PLAIN.format(type(params).__name__)}")
     for field in getattr(params, "__dataclass_fields__", ()):
         value = getattr(params, field)
         if field in _traced(params) and not all(
-            isinstance(leaf, numbers) for leaf in jax.tree.leaves(value)
+            isinstance(leaf, NUMBERS) for leaf in jax.tree.leaves(value)
         ):
             raise ValueError(
                 f"parameter {field} of {name} is {value!r}, which programs cannot take: declare it "
@@ -154,8 +179,8 @@ def check_needed(name: str, function: Callable[[Any], Any], params: Any) -> None
             names = ", ".join(needed)
             declared = ", ".join(_static(n, value) for n, value in needed.items())
             raise ValueError(
-                f"{name} needs the value of {names} while its program is made, as a shape or in an "
-                f"if: declare {declared}"
+                f"{name} needs the value of {names} while its program is made, as a shape, in an "
+                f"if or in a function of np: declare {declared}; or take jnp.where and jnp"
             ) from None
 
 
@@ -179,6 +204,7 @@ def check_space(env: Any, part: str, space: Any) -> None:
     Raises:
       ValueError: the environment, the part (`action_space`, ...) and the space.
     """
+    check_library(name_of(env), part, space)
     shape, bounds = tuple(space.shape), [getattr(space, end, 0.0) for end in ("low", "high")]
     known = not any(isinstance(x, jax.core.Tracer) for x in bounds)
     if 0 in shape or getattr(space, "n", 1) < 1:
@@ -188,6 +214,19 @@ def check_space(env: Any, part: str, space: Any) -> None:
     else:
         return
     raise ValueError(f"{part} of {name_of(env)} is {space}, which {wrong}")
+
+
+def check_library(name: str, part: str, space: Any) -> None:
+    """Refuses spaces of gymnasium, which sample with NumPy, and a Box whose bounds are lists."""
+    library = type(space).__module__.partition(".")[0]
+    if library in ("gym", "gymnasium"):
+        raise ValueError(
+            f"{part} of {name} is {space} of {library}: take gymnax.environments.spaces, whose "
+            "Discrete begins at 0"
+        )
+    bounds = [getattr(space, end, 0.0) for end in ("low", "high")]
+    if any(isinstance(x, list | tuple) for x in bounds):
+        raise ValueError(f"{part} of {name} has lists as bounds: give numbers or jnp.array(...)")
 
 
 def name_of(env: Any) -> str:
@@ -212,9 +251,22 @@ def unpack(name: str, part: str, returned: Any, values: str) -> tuple:
     """The values that reset_env or step_env returned, if their number is right."""
     count, several = len(values.split(", ")), isinstance(returned, tuple | list)
     if several and len(returned) == count:
+        if is_plain(returned[1]):
+            told = PLAIN.format(type(returned[1]).__name__)
+            raise Refusal(f"{part} of {name} returns a state that is {told}")
+        more = returned[-1].items() if values == STEP and isinstance(returned[-1], dict) else ()
+        for key, x in more:
+            if not all(_is_array(y) or isinstance(y, NUMBERS) for y in jax.tree.leaves(x)):
+                found = f"{kind(x)} as info[{key!r}]: give numbers or arrays"
+                raise Refusal(f"{part} of {name} returns {found}")
         return tuple(returned)
     found = f"{len(returned)} values" if several else kind(returned)
     raise Refusal(f"{part} of {name} returns {found}, in place of the {count} values {values}")
+
+
+def is_plain(value: Any) -> bool:
+    """Whether it is a dataclass that jax does not know."""
+    return dataclasses.is_dataclass(value) and jax.tree_util.all_leaves([value])
 
 
 def as_array(env: Any, part: str, what: str, value: Any, dtype: Any) -> jax.Array:
@@ -275,6 +327,7 @@ def check_state(env: Any, first: Any, after: Any, casting: Casting = "no") -> No
     """
     told, old, new = f"step_env of {name_of(env)} returns", _leaves(first), _leaves(after)
     structures: list[Any] = [jax.tree.structure(state) for state in (first, after)]
+    check_order(name_of(env), first, after)
     if structures[0] != structures[1]:
         beside, missing = [x for x in new if x not in old], [x for x in old if x not in new]
         if beside:
@@ -287,6 +340,16 @@ def check_state(env: Any, first: Any, after: Any, casting: Casting = "no") -> No
         if new[name][0] != shape or not _casts(new[name][1], dtype, casting):
             found, expected = (f"{dtype} {shape}" for shape, dtype in (new[name], old[name]))
             raise Refusal(f"{told} {name} of {found}, in place of {expected} as reset_env does")
+
+
+def check_order(name: str, first: Any, after: Any) -> None:
+    """Refuses a number in the place of a state: gymnasium's step has no state, but a reward."""
+    number = jax.tree_util.all_leaves([after]) and np.shape(after) == ()
+    if number and not jax.tree_util.all_leaves([first]):
+        raise Refusal(
+            f"step_env of {name} returns a number as its second value, in place of a state: the "
+            f"order is {STEP}"
+        )
 
 
 def _leaves(state: Any) -> dict[str, tuple]:

@@ -29,6 +29,13 @@ from envs import interface, suggest
 KIT = [Path(__file__).parents[1] / package for package in ("algorithms", "envs")]
 # Frames from these folders are left out of the message when a user's code fails.
 LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+# What a value of a program cannot do, and what does it.
+HINTS = {
+    jax.errors.TracerArrayConversionError: "take jnp in place of np there",
+    jax.errors.TracerBoolConversionError: "take jnp.where in place of if, and & in place of and",
+    jax.errors.TracerIntegerConversionError: "take jnp.array(...)[index] in place of a list",
+    jax.errors.ConcretizationTypeError: "leave it an array, without int(), float() or bool()",
+}
 NONE = "default_params of {} is None: give a flax dataclass, which may be empty"
 INTERFACE = (
     "reset_env",
@@ -179,7 +186,7 @@ def _arguments(factory: Callable) -> dict[str, inspect.Parameter]:
 
 def _check(name: str, env: Any) -> None:
     """Refuses a value that is no environment, or one whose reset or step cannot be traced."""
-    from envs.gymnax import with_discount
+    from envs.gymnax import Environment, with_discount
 
     with _told(name):
         env = with_discount(env)
@@ -192,8 +199,9 @@ def _check(name: str, env: Any) -> None:
     interface.check_parameters(name, params)
     with told("default_params, action_space or observation_space"):
         jax.tree.map(jnp.result_type, params)  # numbers and arrays, which can be traced
-        space = env.action_space(params)
-        env.observation_space(params)
+        space, seen = env.action_space(params), env.observation_space(params)
+    interface.check_library(name, "action_space", space)
+    interface.check_library(name, "observation_space", seen)
     if params is None:
         raise ValueError(NONE.format(name))
 
@@ -212,15 +220,24 @@ def _check(name: str, env: Any) -> None:
         with told("step_env"):
             returned = env.step_env(step_key, state, action, params)
         returned = interface.unpack(name, "step_env", returned, interface.STEP)
-        with told("is_truncated"):
-            env.is_truncated(returned[1], params)
+        interface.check_order(name, state, returned[1])
+        try:
+            with told("is_truncated"):
+                env.is_truncated(returned[1], params)
+        except ValueError as error:
+            if type(env).is_truncated is not Environment.is_truncated:
+                raise
+            why = str(error.__cause__).partition("\n")[0]
+            raise ValueError(interface.NO_LIMIT.format(name, why)) from error
 
+    before = interface.traced_attributes(env)
     try:
         with jax.debug_key_reuse(False):  # shapes only
             jax.eval_shape(once, jax.random.key(0), params)
     except ValueError:
         interface.check_needed(name, functools.partial(once, jax.random.key(0)), params)
         raise
+    interface.check_attributes(name, env, before)
 
 
 def missing_in(env: Any) -> str:
@@ -258,7 +275,8 @@ def _told(name: str, *but: type[Exception]) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         text = str(error).strip().partition("\n")[0]
         told = f"{type(error).__name__}: {text}" if text else type(error).__name__
-        raise ValueError(f"{name}: {told} ({_place(error)})") from error
+        hint = next((f"; {x}" for kind, x in HINTS.items() if isinstance(error, kind)), "")
+        raise ValueError(f"{name}: {told} ({_place(error)}){hint}") from error
 
 
 def _place(error: BaseException) -> str:

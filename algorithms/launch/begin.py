@@ -213,9 +213,10 @@ def _check_same(path: Any, module: Any, asked: dict[str, Any]) -> None:
     differ = [k for k in keys if k != "config" and old.get(k) != new.get(k)]
     if differ:
         named = ", ".join(f"{k} {old.get(k)} (asked for: {new.get(k)})" for k in differ)
+        longer = f" --total-timesteps {new['total_timesteps']}" * (differ == ["total_timesteps"])
         raise UserError(
             f"{path} was made with other settings, {named}: give another directory, or "
-            f"--resume {path}"
+            f"--resume {path}{longer}"
         )
 
 

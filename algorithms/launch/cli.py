@@ -441,6 +441,8 @@ def refuse_others(command: str, base: tuple[Any, Flags], given: tuple[Any, Flags
     if not refused:
         return
     what, remedy = f"--{command}", ""
+    if command == "resume" and refused.keys() <= {f.name for f in dataclasses.fields(base[0])}:
+        remedy = f": a new run begins at its policy with --init-from {given[1].resume}"
     if command == "run":
         able = [f"--{c}" for c in TAKES if c != "run" and refused.keys() <= set(TAKES[c])]
         what, remedy = "a new run", f": say of which run, {' or '.join(able)} DIR" * bool(able)

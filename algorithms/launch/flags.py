@@ -238,6 +238,9 @@ def fields_of(default: Any) -> tuple[tyro.constructors.StructFieldSpec, ...]:
 # --- refusals --------------------------------------------------------------------------------
 
 
+SEEDS = ": --seed is the first one, and --num-seeds how many there are"
+
+
 def in_one_sentence(refuse: Callable[[Any], None]) -> contextlib.AbstractContextManager:
     """Where tyro calls `refuse` before it draws a box of many lines and ends the process.
 
@@ -272,8 +275,10 @@ def refuse(event: Any, words: list[str], known: list[str]) -> None:
             *others, last = event.choices
             raise UserError(f"{flag} {event.value!r}: give {', '.join(others)} or {last}")
         case "InstantiationFailure":  # of an optional number the last line is about the number
-            said = event.message.rpartition("\n")[2]
-            raise UserError(f"{flag}: {re.sub(r'^- .*?>: ', '', said)}")
+            said = re.sub(r"^- .*?>: ", "", event.message.rpartition("\n")[2])
+            if flag == "--seed" and "stand apart" in said:
+                said = said.partition(":")[0] + SEEDS
+            raise UserError(f"{flag}: {said}")
 
 
 def not_taken(word: str, words: list[str], known: list[str]) -> UserError:
@@ -295,7 +300,7 @@ def not_taken(word: str, words: list[str], known: list[str]) -> UserError:
     if words[:1] == [word]:
         after = f"is it the environment, --env {word}?"
     if flags[-1:] == ["--seed"]:
-        after = "--seed is the first one, and --num-seeds how many there are"
+        after = SEEDS.removeprefix(": ")
     return UserError(f"{word!r} is no flag; {after}")
 
 

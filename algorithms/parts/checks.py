@@ -142,7 +142,9 @@ def check_spaces(info: Info, config: Any, env: Any, env_params: Any) -> None:
         raise ValueError(f"{env.name} has one agent and no axis of agents; {do}")
     if kind not in kinds:
         takes = " and ".join(SPACES[kind] for kind in kinds)
-        raise ValueError(f"{env.name} has actions {actions}; {algorithm} takes {takes}")
+        do = _do(others(family=info["family"]) or others(), "takes them", "take them")
+        do = f"; {do}" if do and kind else ""
+        raise ValueError(f"{env.name} has actions {actions}; {algorithm} takes {takes}{do}")
     if "discrete" not in kinds and not is_bounded(actions):
         raise ValueError(f"{env.name} has actions {actions}; {algorithm} takes a Box with bounds")
     if masked and kind != "discrete":
@@ -153,7 +155,10 @@ def check_spaces(info: Info, config: Any, env: Any, env_params: Any) -> None:
             f"{env.name} has an action_mask, which {algorithm} would not heed{do and '; ' + do}"
         )
     if not hasattr(observations, "low"):
-        raise ValueError(f"{env.name} has observations {observations}; {algorithm} takes Box")
+        raise ValueError(
+            f"{env.name} has observations {observations}; {algorithm} takes Box: concatenate them "
+            "to one vector"
+        )
     shape = tuple(observations.shape)
     check_choices(config, conv_layers=tuple(layers.CONV_LAYERS))
     if hasattr(config, "compute_dtype"):

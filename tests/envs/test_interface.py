@@ -360,9 +360,9 @@ class Named:
 
 def test_parameters_that_shape_the_program_are_named_with_the_remedy():
     sentence = (
-        "Probe needs the value of size, flag while its program is made, as a shape or in an if: "
-        "declare size: int = struct.field(pytree_node=False, default=1), flag: bool = "
-        "struct.field(pytree_node=False, default=False)"
+        "Probe needs the value of size, flag while its program is made, as a shape, in an if or in "
+        "a function of np: declare size: int = struct.field(pytree_node=False, default=1), flag: "
+        "bool = struct.field(pytree_node=False, default=False); or take jnp.where and jnp"
     )
     refuse(Shaped(), sentence)
     fixed = lambda default: struct.field(pytree_node=False, default=default)
@@ -429,7 +429,7 @@ class Timeless(Environment):
 
 
 def test_the_time_limit_of_gymnax_needs_a_time():
-    message = r"Timeless has no is_truncated, and that of gymnax compares state.time with .*'time'$"
+    message = r"Timeless has no is_truncated, and that of gymnax compares state.time .*'time'; give"
     with pytest.raises(ValueError, match=message):
         envs.check_interface(*envs.make(Timeless()))
 

@@ -16,8 +16,11 @@ ROOT = Path(__file__).parents[2]
 WALK = '''
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from gymnax.environments import environment, spaces
+
+gymnasium = lambda space: type("Discrete", (), {"__module__": "gymnasium.spaces", "n": 2})()
 
 
 @struct.dataclass
@@ -115,8 +118,8 @@ def test_settings_go_to_the_constructor_the_parameters_and_the_wrappers(module):
         (
             "jnp.array([state.place / self.size]",
             "jnp.array([state.place / len(range(params.max_steps_in_episode))]",
-            "{} needs the value of max_steps_in_episode while its program is made, as a shape or "
-            "in an if: declare max_steps_in_episode: int = struct.field(pytree_node=False, ",
+            "{} needs the value of max_steps_in_episode while its program is made, as a shape, "
+            "in an if or in a function of np: declare max_steps_in_episode: int = struct.field(",
         ),
     ],
 )
@@ -213,12 +216,15 @@ OLD = """
     env = Old()
     def none(): ...
 """
+PLAIN = "import dataclasses\n" + WALK
+SEEN = "obs = self.observe(key, state, action, params)\n        return obs"
+STEPPED = "return self.observe(key, state, action, params), state, reward, reward > 0, {}"
 HALF = WALK.partition("    def reset_env")[0]
 REFUSED = [
     ("", "nowhere_at_all:Env", r"no module nowhere_at_all, .* working directory \(/"),
     (WALK, "MODULE.sub:Walk", r"no module MODULE\.sub"),
     (WALK, "MODULE:Wolk", r"MODULE .*MODULE\.py. has no Wolk; did you mean Walk\?"),
-    (WALK, "MODULE:xyzzy", r"has no xyzzy; there are Params, State, Walk, short"),
+    (WALK, "MODULE:xyzzy", r"has no xyzzy; there are Params, State, Walk, gymnas"),
     ("x = 3", "MODULE:Env", r"has no Env; there are none"),
     (GONE, "MODULE:Env", "MODULE imports not_installed_at_all, which is not installed"),
     (BROKEN, "MODULE:Env", r"MODULE:Env: TypeError: .*\(MODULE\.py:4\)"),
@@ -253,7 +259,76 @@ REFUSED = [
         "parameter pay of MODULE:Walk is 'x', which programs cannot take: declare it as pay: str",
     ),
     (WALK.replace("return Params()", "return None"), "MODULE:Walk", "default_params .* is None: "),
-    (NO_TIME, "MODULE:Walk", r"is_truncated of MODULE:Walk: AttributeError: .*'time'"),
+    (
+        NO_TIME,
+        "MODULE:Walk",
+        "MODULE:Walk has no is_truncated, .*'time'; give the state and the pa",
+    ),
+    (
+        PLAIN.replace("@struct.dataclass\nclass State", "@dataclasses.dataclass\nclass State"),
+        "MODULE:Walk",
+        "reset_env of MODULE:Walk returns a state that is a plain dataclass, .*: decorate State wi",
+    ),
+    (
+        PLAIN.replace("@struct.dataclass\nclass Params", "@dataclasses.dataclass\nclass Params"),
+        "MODULE:Walk",
+        "default_params of MODULE:Walk is a plain dataclass, .*: decorate Params with flax.struct",
+    ),
+    (
+        WALK.replace(
+            STEPPED,
+            f"{SEEN}, reward, reward > 0, False, {{}}",
+        ),
+        "MODULE:Walk",
+        "step_env of MODULE:Walk returns a number as its second value, .* the order is obs",
+    ),
+    (
+        WALK.replace(
+            STEPPED,
+            f"{SEEN}, state, reward, reward > 0, {{'name': 'x'}}",
+        ),
+        "MODULE:Walk",
+        "step_env of MODULE:Walk returns a str as info['name']: give numbers or arrays".replace(
+            "[", r"\["
+        ),
+    ),
+    (
+        WALK.replace(
+            "        reward = params", "        self.place = place\n        reward = params"
+        ),
+        "MODULE:Walk",
+        "reset_env or step_env of MODULE:Walk sets self.place: what changes is a field of the sta",
+    ),
+    (
+        WALK.replace("spaces.Discrete(2)", "gymnasium(spaces.Discrete(2))"),
+        "MODULE:Walk",
+        "action_space of MODULE:Walk is .* of gymnasium: take gymnax.environments.spaces",
+    ),
+    (
+        WALK.replace("spaces.Box(0.0, 1.0", "spaces.Box([0.0], [1.0]"),
+        "MODULE:Walk",
+        "observation_space of MODULE:Walk has lists as bounds: give numbers or jnp.array",
+    ),
+    (
+        WALK.replace("2 * action", "2 * np.asarray(action)"),
+        "MODULE:Walk",
+        r"TracerArrayConversionError: .*\(MODULE.py:\d+\); take jnp in place of np there",
+    ),
+    (
+        WALK.replace("2 * action - 1", "[-1, 1][action]"),
+        "MODULE:Walk",
+        r"TracerIntegerConversionError: .*; take jnp.array\(...\)\[index\] in place of a list",
+    ),
+    (
+        WALK.replace("2 * action - 1", "int(action)"),
+        "MODULE:Walk",
+        r"ConcretizationTypeError: .*; leave it an array, without int\(\)",
+    ),
+    (
+        WALK.replace("reward = params", "reward = 1 if action else params"),
+        "MODULE:Walk",
+        r"TracerBoolConversionError: .*; take jnp.where in place of if",
+    ),
 ]
 
 

@@ -267,7 +267,9 @@ def make(path: Path, write: Callable[[Path], None]) -> None:
       UserError: it exists and is not empty, or it cannot be made.
     """
     if not _made(path, write):
-        raise UserError(f"{path} exists: a run is never overwritten")
+        raise UserError(
+            f"{path} exists: a run is never overwritten; give another directory, or --resume {path}"
+        )
 
 
 @contextlib.contextmanager

@@ -236,6 +236,11 @@ def remarks(asked: Asked, statics: Sequence[Mapping[str, Any]], num_settings: in
         if name in statics[0]
     }
     said = []
+    for name, values in asked.grid.items():
+        one = isinstance(values, Sequence) and len(values) > 1
+        if one and all(type(x) is tuple and [*map(type, x)] == [int] for x in values):
+            words = ",".join(str(value[0]) for value in values)
+            said.append(f"hint: {len(values)} settings of {name}; one of them all is {words}")
     if counts:
         made = [f"{count} values of {name}" for name, count in counts.items()]
         said.append(f"draws of {' and '.join(made)} make {len(statics)} programs")

@@ -1,8 +1,10 @@
 """Requests to stop: Ctrl-C, SIGTERM, or a hook."""
 
+import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -12,6 +14,8 @@ from algorithms.launch.engine import hosts
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 HOOK = -1
+# Seconds: `timeout` signals the process, and then its group with the process in it.
+ONE_SIGNAL = 0.1
 CODES = {"SIGINT": 128 + signal.SIGINT, "SIGTERM": 128 + signal.SIGTERM}  # exit codes
 
 
@@ -60,6 +64,7 @@ class Interrupt:
 
     def __enter__(self) -> "Interrupt":
         self.asked = 0  # the number of the signal, or HOOK
+        self.last = -math.inf  # seconds: when a signal came
         self.reason = ""
         self.before: dict[int, Any] = {}
         return self
@@ -101,6 +106,9 @@ class Interrupt:
         return signal.Signals(number).name if number else ""
 
     def _handle(self, number: int, _: Any) -> None:
+        first, self.last = self.last, time.monotonic()
+        if self.asked > 0 and self.last - first < ONE_SIGNAL:
+            return
         if self.asked > 0:
             raise ended_by(signal.Signals(number).name, "aborted by a second signal")
         self.asked = number

@@ -10,6 +10,7 @@ import pytest
 
 from algorithms import launch
 from algorithms.launch import cli
+from algorithms.launch.engine import interrupts
 from algorithms.launch.engine.run_dir import RunDir
 from tests.algorithms.launch import toy
 
@@ -182,7 +183,17 @@ def test_a_signal_that_is_ignored_stays_ignored():
 
 
 @pytest.mark.parametrize("number", [INT, TERM])
-def test_a_second_signal_aborts(number, tmp_path, handlers):
+def test_two_signals_at_once_are_one(number, tmp_path):
+    """As of `timeout`: the point is saved."""
+    hook = at(2, number, times=2)
+    said = ended(lambda: launch.run(toy, CONFIG, run_dir=tmp_path / "x", hooks=[hook]), number)
+    assert said.startswith(f"{signal.Signals(number).name}: saved in ")
+    assert RunDir.open(tmp_path / "x").points("state")[-1] == 2
+
+
+@pytest.mark.parametrize("number", [INT, TERM])
+def test_a_second_signal_aborts(number, tmp_path, handlers, monkeypatch):
+    monkeypatch.setattr(interrupts, "ONE_SIGNAL", 0.0)
     hook = at(2, number, times=2)
     ended(lambda: launch.run(toy, CONFIG, run_dir=tmp_path / "x", hooks=[hook]), number)
     assert {n: signal.getsignal(n) for n in handlers} == handlers
