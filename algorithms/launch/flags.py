@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+import algorithms
 from algorithms.launch.engine import distributions, grids, reading, settings
 from algorithms.launch.engine.errors import UserError, near
 
@@ -292,6 +293,8 @@ def not_taken(word: str, words: list[str], known: list[str]) -> UserError:
             return UserError(f"unknown flag {name}; here it is {here}")
         meant = [f"--{one}" for one in near(plain, known)]
         hint = f"did you mean {', '.join(meant)}? " * bool(meant)
+        if having := files_with(plain.replace("-", "_")):
+            hint = f"it is a setting of {', '.join(having)}; "
         return UserError(f"unknown flag {name}; {hint}--help lists all")
     ends = [i for i, one in enumerate(words) if one == word or one.endswith(f"={word}")]
     before = words[: ends[0] + 1] if len(ends) == 1 else []  # else it stands elsewhere, too
@@ -302,6 +305,13 @@ def not_taken(word: str, words: list[str], known: list[str]) -> UserError:
     if flags[-1:] == ["--seed"]:
         after = SEEDS.removeprefix(": ")
     return UserError(f"{word!r} is no flag; {after}")
+
+
+def files_with(field: str) -> list[str]:
+    """The algorithms whose Config has a field, found in their text: importing them takes long."""
+    line = re.compile(rf"^    {re.escape(field)}: .* = (static|real)\(", re.MULTILINE)
+    files = sorted(Path(algorithms.__file__).parent.glob("*.py"))
+    return [file.stem for file in files if line.search(file.read_text())]
 
 
 # --- words and values ------------------------------------------------------------------------

@@ -249,6 +249,11 @@ REFUSED = [
     ("--learing-rate 3", "unknown flag --learing-rate; did you mean --learning-rate, "),
     ("--lr 3", "unknown flag --lr; did you mean --learning-rate? --help lists all"),
     ("-x", "unknown flag -x; --help lists all"),
+    ("--layer-norm", "unknown flag --layer-norm; it is a setting of pqn, pqn_rnn, sac; --help"),
+    (
+        "--gae-lambda 1",
+        "unknown flag --gae-lambda; it is a setting of dreamer, ippo, ippo_rnn, ppo, ",
+    ),
     ("--env-id x", "unknown flag --env-id; here it is --env\n"),
     ("--capture_video", "unknown flag --capture_video; here it is --gif end, or --render RUN"),
     ("--cuda=3", "unknown flag --cuda; here it is JAX_PLATFORMS=cuda or cpu before the command"),

@@ -333,3 +333,10 @@ def test_a_drawn_sweep_from_the_command_line(tmp_path, capsys):
     said = json.loads((tmp_path / "x" / "sweep.json").read_text())
     assert said["grid"] == {"num_envs": "int:4:6", "hidden_sizes": {"choice": [[3, 2], [4]]}}
     assert "rank  num_envs  hidden_sizes" in out
+
+
+def test_several_numbers_for_a_tuple_are_said_to_be_several_settings():
+    """`--hidden-sizes 120 84` is two networks of one layer each."""
+    said = lambda *values: grids.remarks(grids.Asked({"hidden_sizes": list(values)}), [{}], 2)
+    assert said((120,), (84,)) == ["hint: 2 settings of hidden_sizes; one of them all is 120,84"]
+    assert said((120, 84)) == said((120, 84), (64, 64)) == said((120,)) == said(120, 84) == []

@@ -375,3 +375,29 @@ def test_a_metric_of_several_parts_is_refused():
     for tree, kind in (({"x": array}, "dict"), ((array, array), "tuple"), (None, "NoneType")):
         with pytest.raises(ValueError, match=f"the metric 'f' of an update is a {kind}: give an"):
             training.check_metrics(good | {"f": tree})
+
+
+def test_an_update_with_such_a_metric_is_refused_while_it_is_traced():
+    def named(config, env, env_params):
+        whole = learner(config, env, env_params)
+        update = lambda state: (whole.update(state)[0], {"eval_return": jnp.zeros(())})
+        return whole._replace(update=update)
+
+    env, params = envs.make(tasks.Probe(), task=tasks.ENDLESS)
+    with pytest.raises(ValueError, match="an update has a metric 'eval_return'"):
+        jax.eval_shape(parts.program(named, Config(), env, params), jax.random.key(0))
+
+
+def test_a_branch_on_a_traced_value_has_a_remedy():
+    def branching(config, env, env_params):
+        whole = learner(config, env, env_params)
+
+        def update(state):
+            return whole.update(state) if config.slope > 0.0 else (state, {})
+
+        return whole._replace(update=update)
+
+    env, params = envs.make(tasks.Probe(), task=tasks.ENDLESS)
+    with pytest.raises(jax.errors.TracerBoolConversionError) as error:
+        jax.eval_shape(parts.program(branching, Config(), env, params), jax.random.key(0))
+    assert any("floats of Config are traced" in note for note in error.value.__notes__)
