@@ -17,6 +17,11 @@ from envs.warn import warn
 
 # Read before anything is traced, or in another program than that of a point.
 ELSEWHERE = {"env", "env_settings", "total_timesteps", "num_evals", "eval_at_start"}
+TRACED = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
+REMEDY = (
+    "floats of Config are traced, and so are values of a program: jnp.where in place of if, jnp in "
+    "place of np and float(); or declare the field with static"
+)
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 _ASKED: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar("asked", default=NOTHING)
 
@@ -34,10 +39,15 @@ def changed(config: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def asked_for(settings: Mapping[str, Any]) -> Iterator[None]:
-    """What is traced inside warns of those of these settings that nothing reads."""
+    """What is traced inside warns of those of these settings that nothing reads, and an error of
+    what needs a traced value has a remedy."""
     token = _ASKED.set({**_ASKED.get(), **settings})
     try:
         yield
+    except TRACED as error:
+        if REMEDY not in getattr(error, "__notes__", ()):
+            error.add_note(REMEDY)
+        raise
     finally:
         _ASKED.reset(token)
 

@@ -217,11 +217,7 @@ def program(algorithm: Callable, config: Any, env: Any, env_params: Any) -> Call
             check_key(rng)
         fixed = shards.apart(algorithm), env, count, sums.debug_nans()
         with reads.asked_for(asked):
-            try:
-                return _train(floats, env_params, rng, state, learn, *fixed)
-            except TRACED as error:
-                error.add_note(REMEDY)
-                raise
+            return _train(floats, env_params, rng, state, learn, *fixed)
 
     def train(rng, state=None, num_evals=None, learn=True):
         return run(rng, state, learn, points if num_evals is None else num_evals)
@@ -258,11 +254,6 @@ def first_state(train: Any, rng: jax.Array) -> Any:
     return start(rng) if start else train(rng, None, 0)[0]
 
 
-TRACED = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
-REMEDY = (
-    "floats of Config are traced, and so are values of a program: jnp.where in place of if, jnp in "
-    "place of np and float(); or declare the field with static"
-)
 STATIC = ("algorithm", "env", "num_evals", "debug_nans")  # the last is for jit's cache
 
 
