@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from algorithms import parts, ppo
+from envs.gymnax import spaces
 
 RNG = np.random.default_rng(0)
-SPACE = parts.ActionSpace(None)
+SPACE = parts.ActionSpace(spaces.Box(-1.0, 1.0, (4,)))
 OUTPUT, LOG_STD = RNG.normal(size=(2, 6, 4)).astype(np.float32)
 NUMBERS, CHOICES = RNG.normal(size=(6, 4)).astype(np.float32), np.array([0, 1, 2, 3, 0, 1])
 

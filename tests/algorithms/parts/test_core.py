@@ -16,9 +16,11 @@ CORE = (
     *("algorithms.parts.statistics", "algorithms.parts.training"),
 )
 # What it calls without asking what it does: sums over shards, which are the sums themselves without
-# any; jax's usual settings; warnings; settings that nothing reads; and envs.make.
+# any; jax's usual settings; warnings; settings that nothing reads; axes that are left; and
+# envs.make.
 EDGES = (
     *("algorithms.parts.shards", "algorithms.parts.reads", "algorithms.parts.usual_jax"),
+    "algorithms.parts.spreads",
     *("envs.usual_jax", "envs.warn", "envs"),
 )
 
