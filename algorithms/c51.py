@@ -394,7 +394,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         selecting = network.apply(state.policy.params, x) if config.double else next_logits
         best = greedy(action_values(config, selecting), window.final_action_mask)
         next_probs, atoms = jax.nn.softmax(of_action(next_logits, best)), atoms_of(config)
-        returns = window.returns[:, None] + window.discount[:, None] * atoms
+        returns = window.returns[:, None] + window.discount[:, None] * atoms[None]
         clipped = mass_beyond(next_probs, returns, atoms).mean()
         return project(next_probs, returns, atoms), clipped
 

@@ -464,7 +464,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         probs = of_lowest_mean(jnp.split(log_probs, 2, axis=1)[1], atoms)
         bonus = jnp.exp(state.log_temperature) * log_prob
         scaled = window.returns / divisor(config, state.reward_scale)
-        target = scaled[:, None] + window.discount[:, None] * (atoms - bonus[:, None])
+        target = scaled[:, None] + window.discount[:, None] * (atoms[None] - bonus[:, None])
         beyond = (probs * (jnp.abs(target) > config.v_max * (1.0 + 1e-3))).sum(-1).mean()
         return project_mass(probs, target, atoms), (both, action), changed, beyond
 

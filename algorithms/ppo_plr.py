@@ -511,7 +511,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         signal = jnp.maximum(batch.advantage, 0.0) if config.score == "pvl" else batch.value
         returns, ended = state.returns.add(rollout.reward, rollout.done, config.gamma)
         visits = visits.add(visit[:-1], signal.reshape(rollout.reward.shape), ended)
-        is_last = jnp.arange(len(visits.slot))[:, None] == visit[-1]
+        is_last = jnp.arange(len(visits.slot))[:, None] == visit[-1][None]
         running = jax.tree.map(lambda x: x[visit[-1], jnp.arange(config.num_envs)], visits)
         left = ((visits.steps > 0.0) & ~is_last).reshape(-1)
         visits = jax.tree.map(lambda x: x.reshape(len(left), *x.shape[2:]), visits)

@@ -451,7 +451,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
 
     def replayed(state, index, first=0):
         """Stored states and a Sequence, from chunks at index (batch_size,), or `first` later."""
-        rows = buffer.after(index, jnp.arange(first, buffer.n_step)[:, None])
+        rows = buffer.after(index[None], jnp.arange(first, buffer.n_step)[:, None])
         chunks = jax.tree.map(lambda x: x[rows], state.replay.transitions)
         in_time = lambda x: x.swapaxes(1, 2).reshape(-1, len(index), *x.shape[3:])
         steps, after = jax.tree.map(in_time, (chunks.steps, chunks.previous))
@@ -527,7 +527,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
         ratio = staleness(stored, recomputed[-config.sequence_length :])
         # An end before the learned steps, in chunks that are not overwritten yet.
         back = jnp.repeat(jnp.arange(chunks, -buffer.n_step, -1), config.train_every)
-        there = buffer.held(state.replay, index, back[:, None])
+        there = buffer.held(state.replay, index[None], back[:, None])
         known = (there & done)[: -config.sequence_length].any(0) & ready
         total = jnp.where(known, ratio, 0.0).sum(1) / jnp.maximum(known.sum(), 1)
         average = lambda x: parts.Average(x, known.any())

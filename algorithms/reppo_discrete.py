@@ -267,6 +267,7 @@ def hl_gauss(values, num_bins, symlog_max):
     """
     width = 2.0 * symlog_max / (num_bins - 1)
     edges = (symlog_max + 0.5 * width) * jnp.linspace(-1.0, 1.0, num_bins + 1)
+    edges = jnp.expand_dims(edges, range(jnp.ndim(values)))
     centre = jnp.clip(jnp.sign(values) * jnp.log1p(jnp.abs(values)), -symlog_max, symlog_max)
     below = jax.scipy.special.erf((edges - centre[..., None]) / (math.sqrt(2.0) * SIGMA * width))
     return jnp.diff(below) / (below[..., -1:] - below[..., :1])

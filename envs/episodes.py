@@ -38,7 +38,7 @@ class EpisodeStatistics:
         steps = jnp.arange(1, len(done) + 1)[:, None]
         last_end = jnp.max(jnp.where(done, steps, 0), axis=0)  # 0: none ended
         ended = last_end > 0
-        past = (steps <= last_end).reshape(done.shape + (1,) * (rewards.ndim - 2))
+        past = (steps <= last_end[None]).reshape(done.shape + (1,) * (rewards.ndim - 2))
         past_return = jnp.where(past, rewards, 0.0).sum(0)
         rest = jnp.where(past, 0.0, rewards).sum(0)
         any_ended = ended.reshape(ended.shape + (1,) * (rest.ndim - 1))

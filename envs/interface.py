@@ -101,7 +101,13 @@ def _check(env, structure, leaves, space, action, num_actions):
 
 def traced_attributes(env: Any) -> set[str]:
     """The attributes of an object that hold tracers."""
-    has = lambda x: any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x))
+
+    def has(x: Any) -> bool:
+        try:
+            return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x))
+        except (TypeError, ValueError):  # keys that cannot be sorted
+            return False
+
     return {name for name, x in getattr(env, "__dict__", {}).items() if has(x)}
 
 
@@ -225,7 +231,7 @@ def check_library(name: str, part: str, space: Any) -> None:
             "Discrete begins at 0"
         )
     bounds = [getattr(space, end, 0.0) for end in ("low", "high")]
-    if any(isinstance(x, list | tuple) for x in bounds):
+    if part == "action_space" and any(isinstance(x, list | tuple) for x in bounds):
         raise ValueError(f"{part} of {name} has lists as bounds: give numbers or jnp.array(...)")
 
 

@@ -14,3 +14,8 @@ def warn(sentence: str) -> None:
     if sentence not in _told:
         _told.add(sentence)
         warnings.warn(sentence, KitWarning, stacklevel=2)
+
+
+def was_told(beginning: str) -> bool:
+    """Whether this process has warned with a sentence that begins so."""
+    return any(sentence.startswith(beginning) for sentence in _told)

@@ -194,8 +194,8 @@ def warn_of_units(env: Any, env_params: Any) -> None:
     space = env.action_space(env_params)
     low, high = ends_of(space) if hasattr(space, "low") else np.zeros((2, 0))
     size, half = np.maximum(-low, high), 0.5 * (high - low)
-    far = ((size > NEAR[1]) & (size < NO_BOUND)) | (half < NEAR[0]) | (low > 0.0) | (high < 0.0)
-    far = np.flatnonzero(far & (half > 0.0))
+    far = (size > NEAR[1]) | (half < NEAR[0]) | (low > 0.0) | (high < 0.0)
+    far = np.flatnonzero(far & (half > 0.0) & (size < NO_BOUND))
     if far.size:
         worst = far[np.argmax(np.abs(np.log(half[far])))]
         ends = f"{low[worst]:g} and {high[worst]:g}"
@@ -242,7 +242,8 @@ def ends_of(space: Any) -> np.ndarray:
     ends = space.low, space.high
     if any(isinstance(x, jax.core.Tracer) for x in ends):
         return np.zeros((2, 0))
-    return np.stack([np.broadcast_to(jax.device_get(x), space.shape).ravel() for x in ends])
+    own = lambda x: np.broadcast_to(jax.device_get(x), space.shape).ravel().astype(float)
+    return np.stack([own(x) for x in ends])
 
 
 def check_game(info: Info, config: Any, env: Any, env_params: Any) -> None:

@@ -43,7 +43,7 @@ class Visits:
           signal: the step's part of `total`.
           returns: those of `EpisodeReturns`.
         """
-        own = visit == jnp.arange(len(self.slot))[:, None, None]
+        own = visit[None] == jnp.arange(len(self.slot))[:, None, None]
         return dataclasses.replace(
             self,
             total=self.total + jnp.where(own, signal, 0.0).sum(1),

@@ -75,7 +75,8 @@ def warn_of_unread(config: Any, module: str) -> None:
     if unread:
         named = ", ".join(f"{name}={value!r}" for name, value in unread.items())
         have = "has" if len(unread) == 1 else "have"
-        algorithm = Path(getattr(sys.modules.get(module), "__file__", None) or module).stem
+        file = getattr(sys.modules.get(module), "__file__", None)
+        algorithm = Path(file).stem if file else module.rpartition(".")[2]
         warn(f"{named} {have} no effect: with these settings nothing in {algorithm} reads it")
 
 

@@ -34,7 +34,7 @@ def places(done: jax.Array) -> tuple[jax.Array, jax.Array]:
     """
     steps = jnp.arange(len(done))
     place = steps[:, None] + jnp.cumsum(done, 0) - done
-    before = place <= steps[:, None, None]  # (records, rows, batch)
+    before = place[None] <= steps[:, None, None]  # (records, rows, batch)
     row = before.sum(1) - 1
     return row, steps[:, None] > jnp.take_along_axis(place, row, 0)
 
@@ -49,7 +49,7 @@ def records(buffer: ReplayBuffer, replay: Replay, steps: Transition, index: jax.
       index: rows that windows start at, which are never ends of episodes. The `reward` and `first`
         of the first record are not known, and are 0 and False.
     """
-    rows = buffer.after(index, jnp.arange(buffer.n_step)[:, None])
+    rows = buffer.after(index[None], jnp.arange(buffer.n_step)[:, None])
     step, last = places(steps.done[rows])
     row = jnp.take_along_axis(rows, step, 0)
     before = jnp.take_along_axis(rows, jnp.maximum(step - 1, 0), 0)

@@ -212,7 +212,7 @@ class ReplayBuffer:
 
     def windows(self, transitions: Transition, index: jax.Array, gamma: Any) -> Window:
         """The windows of n_step transitions that start at index (batch_size,)."""
-        rows = self.after(index, jnp.arange(self.n_step)[:, None])  # (n_step, batch_size)
+        rows = self.after(index[None], jnp.arange(self.n_step)[:, None])  # (n_step, batch_size)
         at = lambda x, i: None if x is None else x[i]
         returns, discount, last = n_step_return(
             transitions.reward[rows], transitions.terminated[rows], transitions.done[rows], gamma
@@ -317,14 +317,14 @@ def check_rounds(config: Any) -> None:
     check_sizes(config, *positive, not_negative=("learning_starts",))
     if hasattr(config, "buffer_dtype"):
         check_choices(config, buffer_dtype=DTYPES)
-    num_updates(config, config.num_envs * config.train_every)
+    round_steps = config.num_envs * config.train_every
+    rounds = num_updates(config, round_steps) - config.learning_starts // round_steps
     if config.learning_starts >= config.total_timesteps:
         raise ValueError(
             f"learning_starts={config.learning_starts} leaves nothing of total_timesteps="
             f"{config.total_timesteps} to learn in; {config.total_timesteps // 10} would do"
         )
-    rounds = (config.total_timesteps - config.learning_starts) // config.num_envs
-    steps = rounds * config.updates_per_step // config.train_every
+    steps = rounds * config.updates_per_step
     if getattr(config, "target_every", 0) > max(steps, 1):
         warn(
             f"target_every={config.target_every} is more than the run's {steps} gradient steps, so "

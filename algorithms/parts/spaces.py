@@ -43,7 +43,7 @@ class ActionSpace:
         is none into which `environments.step` splits `key`: these are fold_in(key, i) for an
         environment's index i.
         """
-        outputs: Any = getattr(actions, "logits", getattr(actions, "mean", None))
+        outputs: Any = getattr(actions, "logits" if self.discrete else "mean", None)
         if hasattr(outputs, "shape") and outputs.shape[-1:] != (self.size,):
             what = "actions" if self.discrete else "numbers in an action"
             raise ValueError(

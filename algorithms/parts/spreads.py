@@ -7,6 +7,7 @@ import functools
 import linecache
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ import jax
 
 from envs.warn import warn
 
+_LOCK = threading.RLock()  # filters are of all threads, and several may trace
 PROMOTED = "Following NumPy automatic rank promotion"  # how jax begins to say so
 
 
@@ -28,7 +30,7 @@ def told(function: Callable) -> Callable:
     def watched(*args: Any) -> Any:
         if jax.config.jax_numpy_rank_promotion != "allow":  # type: ignore[attr-defined]
             return function(*args)  # somebody looks already
-        with warnings.catch_warnings(), jax.numpy_rank_promotion("warn"):
+        with _LOCK, warnings.catch_warnings(), jax.numpy_rank_promotion("warn"):
             warnings.filterwarnings("always", PROMOTED)
             module.showwarning = functools.partial(_look, packages, module.showwarning)
             return function(*args)
@@ -43,7 +45,8 @@ def _look(packages: set[str], show: Callable, message: Any, *rest: Any) -> None:
         short, long = pair
         warn(
             f"{line}: arrays of shapes {short} and {long} make one of {(*long[:-1], short[-1])}; "
-            "is a last axis of 1 left, as of a value head without [..., 0]?"
+            "is a last axis of 1 left, as of a value head without [..., 0]? If all pairs are "
+            "meant, write both axes out, x[None] and y[:, None]"
         )
 
 

@@ -45,11 +45,12 @@ class Bins:
         They are linear between the bins. Numbers beyond the last bin have its weight.
         """
         bins = jnp.asarray(self.values)
+        before = range(x.ndim)  # axes of x
         x = jnp.clip(x, bins[0], bins[-1])[..., None]
-        left = jnp.clip((bins <= x).sum(-1) - 1, 0, self.number - 2)
+        left = jnp.clip((jnp.expand_dims(bins, before) <= x).sum(-1) - 1, 0, self.number - 2)
         low, high = bins[left], bins[left + 1]
         share = ((x[..., 0] - low) / (high - low))[..., None]
-        here = jnp.arange(self.number) - left[..., None]
+        here = jnp.expand_dims(jnp.arange(self.number), before) - left[..., None]
         return jnp.where(here == 0, 1.0 - share, jnp.where(here == 1, share, 0.0))
 
     def mean(self, logits: jax.Array) -> jax.Array:

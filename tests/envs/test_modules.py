@@ -305,9 +305,9 @@ REFUSED = [
         "action_space of MODULE:Walk is .* of gymnasium: take gymnax.environments.spaces",
     ),
     (
-        WALK.replace("spaces.Box(0.0, 1.0", "spaces.Box([0.0], [1.0]"),
+        WALK.replace("spaces.Discrete(2)", "spaces.Box([0.0], [1.0], (1,))"),
         "MODULE:Walk",
-        "observation_space of MODULE:Walk has lists as bounds: give numbers or jnp.array",
+        "action_space of MODULE:Walk has lists as bounds: give numbers or jnp.array",
     ),
     (
         WALK.replace("2 * action", "2 * np.asarray(action)"),
@@ -362,3 +362,10 @@ def test_a_file_beside_the_kit_s_folder_is_named_where_it_fails(module, tmp_path
     here = module(WALK.replace("self.size = size", "1 / 0"), "envs_of_mine")
     with pytest.raises(ValueError, match=r"ZeroDivisionError: .*\(envs_of_mine\.py:\d+\)"):
         envs.make(f"{here}:Walk")
+
+
+def test_attributes_that_jax_cannot_flatten_are_no_tracers(module):
+    """Its keys cannot be sorted."""
+    mixed = "self.size, self.names = size, {0: 'left', 'key': 3}"
+    env, params = envs.make(f"{module(WALK.replace('self.size = size', mixed))}:Walk")
+    envs.check_interface(env, params)

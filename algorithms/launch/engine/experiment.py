@@ -267,8 +267,10 @@ def make(path: Path, write: Callable[[Path], None]) -> None:
       UserError: it exists and is not empty, or it cannot be made.
     """
     if not _made(path, write):
+        resumes = any((path / name).exists() for name in ("config.json", SWEEP))
+        remedy = f", or --resume {path}" * resumes
         raise UserError(
-            f"{path} exists: a run is never overwritten; give another directory, or --resume {path}"
+            f"{path} exists: a run is never overwritten; give another directory{remedy}"
         )
 
 

@@ -6,6 +6,7 @@ one of players at the end.
 
 import csv
 import io
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -104,27 +105,38 @@ class Idle:
     """Swept fields whose values made no difference, in all chunks so far."""
 
     def __init__(self) -> None:
-        self.values: dict[str, dict[float, None]] = {}  # {field: those with equal curves}
+        # {field: {two values: whether all trials that differ in these alone are equal}}
+        self.pairs: dict[str, dict[tuple[float, float], bool]] = {}
 
     def add(self, trials: Trials, curves: Metrics) -> None:
-        """Adds trials that share a program. Those without data for a loss do not count."""
-        learned = {n: x for n, x in curves.items() if n.endswith(("loss", "grad_norm", "return"))}
-        empty = without_losses(curves)
-        alike: dict[Any, list[int]] = {}
-        for i in range(trials.count if trials.floats and empty.size else 0):
-            curve = b"".join(np.ascontiguousarray(x[i]).tobytes() for x in learned.values())
-            alike.setdefault((trials.seeds[i], curve), []).extend([i] * (not empty[i]))
-        for same in alike.values():
-            for name, values in trials.floats.items():
-                if len(found := dict.fromkeys(values[same].tolist())) > 1:
-                    self.values[name] = self.values.get(name, {}) | found
+        """Adds trials that share a program. Those that learned nothing, or broke, do not count."""
+        learned = [x for n, x in curves.items() if n.endswith(("loss", "grad_norm", "return"))]
+        out, empty = without_losses(curves), not trials.floats or not learned
+        if empty or not out.size:
+            return
+        for x in learned:
+            out = out | np.isinf(x).reshape(len(x), -1).any(1)
+        curve = [
+            b"".join(np.ascontiguousarray(x[i]).tobytes() for x in learned) for i in range(len(out))
+        ]
+        for name, values in trials.floats.items():
+            alike: dict[Any, list[int]] = {}
+            for i in np.flatnonzero(~out):
+                others = trials.setting(int(i)) | {name: trials.seeds[i]}
+                alike.setdefault(tuple(others.values()), []).append(int(i))
+            known = self.pairs.setdefault(name, {})
+            for same in alike.values():
+                for a, b in itertools.pairwise(sorted(same, key=lambda i: values[i])):
+                    pair = float(values[a]), float(values[b])
+                    known[pair] = known.get(pair, True) and curve[a] == curve[b]
 
     def in_words(self) -> str:
         """A sentence, if there are such fields."""
         told = []
-        for name, values in self.values.items():
+        for name, pairs in self.pairs.items():
+            values = dict.fromkeys(x for pair, same in pairs.items() if same for x in pair)
             few = ", ".join(map(plain, [*values][:FEW]))
-            told.append(f"{name}={few}{', ...' * (len(values) > FEW)}")
+            told += [f"{name}={few}{', ...' * (len(values) > FEW)}"] * bool(values)
         if not told:
             return ""
         return (

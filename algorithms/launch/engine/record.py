@@ -18,6 +18,7 @@ from algorithms.launch.engine.run_dir import RunDir
 from algorithms.parts.checks import LARGE, bounds_of, sees_raw
 from envs.batch import limit_of
 from envs.behaviour import of_user
+from envs.warn import was_told
 
 
 class Point(NamedTuple):
@@ -144,7 +145,10 @@ class Record:
         dtype = getattr(trainer.config, "buffer_dtype", "")
         if dtype in ("bool", "int8"):  # a float is only rounded
             lost = self.session.layout.gather(programs.largest_loss(states.observation, dtype))
-            yield "stored", changed_observations(trainer.env.name, dtype, np.nanmax(lost))
+            yield (
+                "stored",
+                changed_observations(trainer.env.name, dtype, np.nanmax(lost, initial=0.0)),
+            )
         if self.is_watched and hasattr(states, "observation"):
             sizes = self.session.layout.gather(programs.largest(states.observation))
             size = float(np.nanmax(sizes, initial=0.0))
@@ -153,7 +157,11 @@ class Record:
             yield "rewards", large_rewards(trainer.env.name, trainer.config, row)
             yield "lengths", short_episodes(trainer.env.name, row)
             limit = limit_of(trainer.env, trainer.host_params)
-            yield "limit", terminated_at_limit(trainer.env.name, row, limit)
+            asked = {"limit_terminates", "done_includes_limit"} & {
+                *dict(trainer.config.env_settings)
+            }
+            if not asked and not was_told(f"step_env of {trainer.env.name} sets its flag"):
+                yield "limit", terminated_at_limit(trainer.env.name, row, limit)
 
     def _may_be_large(self) -> bool:
         """Whether networks see observations as they are, and no bound has told how large."""
@@ -220,9 +228,9 @@ def terminated_at_limit(name: str, row: Metrics, limit: Any) -> str:
     if there.sum() < SEVERAL or not row["eval_terminated"][there].all():
         return ""
     return (
-        f"all {there.sum()} evaluation episodes of {name} that reached the limit of {limit} steps "
-        "are terminated in that very step: right if the task itself ends there; else leave the "
-        "limit to is_truncated, or --env-settings done_includes_limit=true truncates"
+        f"all {there.sum()} evaluation episodes of {name} that reached the limit of {int(limit)} "
+        "steps are terminated in that very step: right if the task itself ends there; else leave "
+        "the limit to is_truncated, or --env-settings done_includes_limit=true truncates"
     )
 
 

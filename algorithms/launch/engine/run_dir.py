@@ -396,8 +396,10 @@ def read_description(file: Path, edited: bool = False) -> dict[str, Any]:
     for name in HAS:
         if not isinstance(description, dict) or name not in description:
             if file.name == "sweep.json":
-                best = file.parent / "best.json"
-                raise UserError(f"{file} is of a sweep; its best setting is in {best}")
+                best = " or ".join(sorted(map(str, file.parent.glob("best*.json"))))
+                raise UserError(
+                    f"{file} is of a sweep; its best setting is in {best or 'best.json'}"
+                )
             raise UserError(f"{file} is not of a run of this kit: it has no {name}")
     check_version(file, description)
     checksum = description.pop("checksum", None)

@@ -75,10 +75,11 @@ def _make(path: Path, judged: Sequence[Ranked], chunks: Sequence[Chunk]) -> None
     best = results.by_environment(judged)
     described = bests(path, judged, len(best) > 1)
     kept: dict[str, list[int]] = {}
-    for (name, description), settings in zip(described.items(), best.values()):
-        folder, setting = path / name.removesuffix(".json"), settings[0]
-        _make_run(folder, description, setting, chunks)
-        kept[folder.name] = [trial.number for trial in setting.trials]
+    with files.writing(path):
+        for (name, description), settings in zip(described.items(), best.values()):
+            folder, setting = path / name.removesuffix(".json"), settings[0]
+            _make_run(folder, description, setting, chunks)
+            kept[folder.name] = [trial.number for trial in setting.trials]
     experiment.amend(path, kept=kept)
 
 

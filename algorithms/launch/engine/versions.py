@@ -106,7 +106,7 @@ def _git(folder: Path, files: tuple[Path, ...] = ()) -> dict[str, Any]:
         commit = _run_git(folder, "rev-parse", "HEAD")
         changes = _run_git(folder, "status", "--porcelain", "--untracked-files=no")
         root = Path(_run_git(folder, "rev-parse", "--show-toplevel")).resolve()
-        own = [file for file in files if file.is_relative_to(root)]
+        own = [x for x in files if x.is_relative_to(root) and "site-packages" not in x.parts]
         dirty = changes or not all(_run_git(root, "ls-files", "--", str(file)) for file in own)
     except (OSError, subprocess.SubprocessError):  # no git, or no checkout
         return {"git_commit": None, "git_dirty": None}

@@ -76,11 +76,13 @@ def compare(
     names = {path.resolve(): path for path in paths}
     read = _completed([_read(names[path]) for path in given])
     metric = _metric(read, metric)
-    trials = comparison.once([trial for one in read for trial in _trials(one, metric)])
+    every = [trial for one in read for trial in _trials(one, metric)]
+    comparison.tell_of_repeated(every)
+    trials = comparison.once(every)
     panels = figures.chosen(comparison.curves(trials))
     tables = [comparison.table(panels), comparison.aggregate(panels, figures.bounds)]
     more, made = figures.make(panels, METRICS[metric])
-    tables += [more, _sensitivity(read, trials)]
+    tables += [more, _sensitivity(read, every)]
     text = "\n\n".join([f"{METRICS[metric]}:", *filter(None, tables)])
     return Compared(panels, text, figures.paths["out"], made)
 
@@ -181,7 +183,7 @@ def _sensitivity(given: Sequence[_Given], trials: Sequence[comparison.Trial]) ->
     sweeps = {one.there.path: one for one in given if one.there.is_sweep}
     halved = [path for path, one in sweeps.items() if "halving" in one.there.description]
     stopped = [path for path, one in sweeps.items() if one.is_stopped and path not in halved]
-    swept = [trial for trial in trials if trial.run in sweeps]
+    swept = comparison.once([trial for trial in trials if trial.run in sweeps])
     whole = [trial for trial in swept if trial.run not in (*halved, *stopped)]
     parts = [sensitivity.text(whole)]
     if len(whole) < len(swept) and sensitivity.text(swept):

@@ -97,17 +97,26 @@ def _curve(environment: str, label: str, trials: list[Trial]) -> Pooled:
 def once(trials: Sequence[Trial]) -> list[Trial]:
     """Each seed of a setting once, where it came furthest: a repetition in another run says nothing
     of other seeds."""
-    setting = lambda trial: str(sorted(trial.outcome.setting.items()))
     steps = lambda trial: trial.outcome.timesteps.max(initial=0)
-    seeds = results.grouped(trials, lambda t: (*_task(t), setting(t), t.outcome.seed)).values()
-    twice = [trial for same in seeds if len(same) > 1 for trial in same]
+    return [max(same, key=steps) for same in _seeds(trials)]
+
+
+def tell_of_repeated(trials: Sequence[Trial]) -> None:
+    """Warns of seeds that several runs have."""
+    twice = [trial for same in _seeds(trials) if len(same) > 1 for trial in same]
     for (environment, algorithm), those in results.grouped(twice, _task).items():
         who = ", ".join(map(str, dict.fromkeys(trial.outcome.seed for trial in those)))
         warn(
             f"{algorithm} on {environment}: more than one of {_runs(those)} has seed {who} of "
             "equal settings; a seed counts once"
         )
-    return [max(same, key=steps) for same in seeds]
+
+
+def _seeds(trials: Sequence[Trial]) -> list[list[Trial]]:
+    """Trials of the same setting with the same seed together."""
+    setting = lambda trial: str(sorted(trial.outcome.setting.items()))
+    key = lambda trial: (*_task(trial), setting(trial), trial.outcome.seed)
+    return list(results.grouped(trials, key).values())
 
 
 def _task(trial: Trial) -> tuple[str, str]:

@@ -279,6 +279,9 @@ def test_a_limit_that_is_a_number_is_told_of_once(capsys):
         "warning: all 3 evaluation episodes of Counted that reached the limit of 4 steps are term"
     )
     assert capsys.readouterr().err.count(told) == 1
+    asked = TINY.replace(env=Counted(), env_settings=(("limit_terminates", True),))
+    launch.run(reinforce, asked.replace(num_eval_episodes=3), save=False)
+    assert "that reached the limit" not in capsys.readouterr().err, "it was asked for"
     here = lambda terminated, lengths, limit=4: record.terminated_at_limit(
         "Its",
         {"eval_terminated": np.array([terminated]), "eval_length": np.array([lengths])},
@@ -388,9 +391,15 @@ def test_fields_are_idle_where_every_number_is_equal():
     idle.add(of([0, 0], d=[5.0, 6.0]), {"loss": same[:2], "eval_return": np.array([[1], [2]])})
     idle.add(of([0, 0]), {"loss": same[:2]})
     idle.add(of([0, 0], e=[5.0, 6.0]), {"episode_return": same[:2]})  # no loss tells
-    assert list(idle.values) == ["a"]
+    broken = np.array([[np.inf, 1.0]] * 2)
+    idle.add(of([0, 0], g=[5.0, 6.0]), {"loss": broken})
+    assert idle.in_words().startswith("a=1, 2 made no difference: ")
     idle.add(of([7] * 4, f=[1.0, 2.0, 3.0, 4.0]), {"loss": same})
     assert "a=1, 2; f=1, 2, 3, ... made no difference" in idle.in_words()
+    apart = np.array([[1.0, 1.0]] * 2 + [[1.0, 1.0], [1.0, 2.0]])  # of the second seed
+    idle.add(of([0, 0, 1, 1], f=[1.0, 2.0, 1.0, 2.0]), {"loss": apart})
+    idle.add(of([2, 2], a=[1.0, 2.0]), {"loss": np.array([[1.0], [2.0]])})
+    assert idle.in_words().startswith("f=2, 3, 4 made no difference: ")
 
 
 def _added(*curves):

@@ -143,6 +143,7 @@ def test_a_seed_that_is_there_twice_counts_once_and_is_told(capsys):
     trials = [trial(1, 3, run="a"), trial(2, 3, run="b", x=(0, 9, 30)), trial(1, 4, run="b")]
     trials += [trial(5, 3, run="b", lr=0.1), trial(5, 3, run="b", algorithm="other")]
     assert comparison.once(trials) == trials[1:]
+    comparison.tell_of_repeated(trials)
     told = "toy on A-v0: more than one of a, b has seed 3 of equal settings; a seed counts once"
     assert capsys.readouterr().err == f"warning: {told}\n"
 

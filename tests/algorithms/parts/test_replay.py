@@ -433,15 +433,13 @@ def test_a_target_network_that_never_moves_is_told_of(monkeypatch):
     """Such as with a number that counts steps of the environment elsewhere."""
     monkeypatch.setattr(warn, "_told", set())
     config = dqn.Config(total_timesteps=20_000, num_envs=16, learning_starts=10_000, train_every=5)
-    config = config.replace(
-        updates_per_step=2, target_every=250
-    )  # 250 gradient steps in 125 rounds
+    config = config.replace(updates_per_step=2, target_every=270)  # 260 rounds, 125 of them waiting
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         parts.check_rounds(config)
     with pytest.warns(warn.KitWarning) as told:
-        parts.check_rounds(config.replace(target_every=251))
+        parts.check_rounds(config.replace(target_every=271))
     assert str(told[0].message) == (
-        "target_every=251 is more than the run's 250 gradient steps, so the target network never "
+        "target_every=271 is more than the run's 270 gradient steps, so the target network never "
         "moves; 2 would do"
     )

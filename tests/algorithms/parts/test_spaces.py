@@ -85,7 +85,6 @@ def told(monkeypatch):
         (box([-3.0, -1.0], [-2.5, 1.0]), "-3 and -2.5"),
         (spaces.Box(0.99, 1.0, (2,)), "0.99 and 1"),
         (spaces.Box(-0.01, 0.15, (2,)), "-0.01 and 0.15"),
-        (spaces.Box(2.0, jnp.inf, (1,)), "2 and inf"),
     ],
 )
 def test_boxes_far_from_a_gaussian_are_told_of_once(told, space, ends):
@@ -104,6 +103,8 @@ def test_boxes_that_suit_a_gaussian_are_not_told_of(told):
         box([0.0, -1.0], [0.0, 1.0]),
         spaces.Box(0.0, 1.0, (2,)),
         spaces.Box(-jnp.inf, 0.0, (2,)),
+        spaces.Box(2.0, jnp.inf, (1,)),
+        spaces.Box(-3.4028235e38, 3.4028235e38, (1,)),
     ):
         warn_of_units(Acting(space), None)
     trace = lambda end: warn_of_units(Acting(spaces.Box(-end, end, (2,))), None)

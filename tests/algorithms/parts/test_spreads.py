@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import pytest
 
 import envs
-from algorithms import ppo
+from algorithms import parts, ppo
 from algorithms.parts import spreads
 from envs import warn
+from envs.gymnax import spaces
 
 
 @pytest.fixture(autouse=True)
@@ -106,3 +107,9 @@ def test_a_policy_of_another_size_is_refused(env, what, monkeypatch):
     found = rf"outputs of shape \(3, {size}\), and the environment {what}"
     with pytest.raises(ValueError, match=found):
         jax.eval_shape(ppo.make_train(config), jax.random.key(0))
+
+
+def test_a_distribution_of_bins_over_a_box_is_no_policy_of_another_size():
+    space = parts.ActionSpace(spaces.Box(-1.0, 1.0, (2,)))
+    bins = types.SimpleNamespace(logits=jnp.zeros((3, 2, 11)), sample_from=lambda noise: noise)
+    assert space.sample(bins, jnp.ones((3, 2)), jax.random.key(0)).shape == (3, 2)
