@@ -369,6 +369,8 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     positive = ("num_steps", "update_epochs", "num_minibatches", "mixing_size")
     parts.check_cell(config, "none")
     words = {"mixer": ("none", "sum", "monotonic")}
+    if config.mixer in ("iql", "vdn", "qmix"):
+        raise ValueError(f"mixer={config.mixer!r}: IQL is none, VDN is sum, QMIX is monotonic")
     parts.check(
         INFO,
         config,

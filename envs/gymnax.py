@@ -139,6 +139,8 @@ class Gymnax(Wrapper):
         observation, state, reward, terminated, info = interface.unpack(
             name, "step_env", returned, interface.STEP
         )
+        if isinstance(terminated, dict):  # which a cast would make True
+            interface.check_end(self, terminated)
         reward = interface.as_array(self, "step_env", "a reward", reward, jnp.float32)
         if reward.shape == (1,) and not hasattr(self.env, "num_agents"):
             reward = reward[0]

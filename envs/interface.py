@@ -7,6 +7,7 @@ environment's own code are passed on unchanged.
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -83,20 +84,47 @@ def _check(env, structure, leaves, space, action, num_actions):
         after, state_after, reward, terminated, info = unpack(name_of(env), "step_env", step, STEP)
         check_state(env, state, state_after)
         truncated = _truncated(env, state_after, params)
-        view = lambda name: jax.eval_shape(getattr(env, name), state, params)
-        views = {n: view(n) for n in ("action_mask", "world_state") if hasattr(env, n)}
+        named = [name for name in ("action_mask", "world_state") if hasattr(env, name)]
+        views = {name: _view(env, name, state, params) for name in named}
     check_observation(env, "reset_env", observation, shape)
     check_observation(env, "step_env", after, shape, observation.dtype)
     if behaviour.of_user(env):
         check_kind(env, "reset_env", observation, dtype)
     check_array(env, "step_env", "a reward", reward, agents)
-    check_array(env, "step_env", "terminated", terminated, (), bool)
+    check_end(env, terminated)
     check_array(env, "is_truncated", "a flag", truncated, (), bool)
     if "action_mask" in views:
-        check_array(env, "action_mask", "a mask", views["action_mask"], (*agents, num_actions))
+        kind_of = bool if behaviour.of_user(env) else None  # of others 0 and 1 are known to work
+        mask = views["action_mask"]
+        check_array(env, "action_mask", "a mask", mask, (*agents, num_actions), kind_of)
     if "world_state" in views:
         check_array(env, "world_state", "a view", views["world_state"])
     check_info(env, info)
+
+
+def _view(env: Any, name: str, state: Any, params: Any) -> Any:
+    """The shapes of a mask, or of a world state."""
+    function = getattr(env, name)
+    if not callable(function):
+        raise Refusal(f"{name} of {name_of(env)} is {function!r}: give a method, or leave it out")
+    try:
+        inspect.signature(function).bind(state, params)
+    except TypeError as error:
+        told = f"{name} of {name_of(env)} takes (state, params)"
+        raise Refusal(f"{told}: {error}") from None
+    return jax.eval_shape(function, state, params)
+
+
+def check_end(env: Any, terminated: Any) -> None:
+    """Refuses flags that are not one bool of the episode, such as one for each agent."""
+    agents = shaping.reward_shape(env)
+    if isinstance(terminated, dict) or (agents and getattr(terminated, "shape", ()) == agents):
+        found = "a dict" if isinstance(terminated, dict) else f"shape {terminated.shape}"
+        raise Refusal(
+            f"step_env of {name_of(env)} returns terminated as {found}: give one flag for the "
+            "episode of all; info['alive'] is False for agents that have left"
+        )
+    check_array(env, "step_env", "terminated", terminated, (), bool)
 
 
 def traced_attributes(env: Any) -> set[str]:
@@ -310,6 +338,8 @@ def check_array(
         found, expected = f"type {type(value).__name__}", "one array"
     elif shape not in (None, value.shape):
         found, expected = f"shape {value.shape}", str(shape)
+        if value.shape[1:] == shape and what == "an observation" and not hasattr(env, "num_agents"):
+            expected += f"; for {value.shape[0]} agents give the environment num_agents"
         if shape and hasattr(env, "num_agents"):
             expected += f" for {env.num_agents} agent{'s' * (env.num_agents != 1)}"
     elif dtype is not None and value.dtype != dtype:

@@ -101,6 +101,25 @@ ALONE = [
         "step_env of Probe returns terminated of shape (1,), in place of ()",
     ),
     (
+        step(terminated=lambda x: {"agent_0": x, "__all__": x}),
+        "step_env of Probe returns terminated as a dict: give one flag for the episode of all; "
+        "info['alive'] is False for agents that have left",
+    ),
+    (
+        both(observation=lambda x: jnp.stack([x, x])),
+        "reset_env of Probe returns an observation of shape (2, 1), in place of (1,); for 2 agents "
+        "give the environment num_agents",
+    ),
+    (
+        {"action_mask": lambda *_: jnp.array([0.0, -1e9])},
+        "action_mask of Probe returns a mask of float32, in place of bool",
+    ),
+    ({"action_mask": None}, "action_mask of Probe is None: give a method, or leave it out"),
+    (
+        {"action_mask": lambda state: jnp.ones(2, bool)},
+        "action_mask of Probe takes (state, params): too many positional arguments",
+    ),
+    (
         {"is_truncated": always(jnp.zeros(1, bool))},
         "is_truncated of Probe returns a flag of shape (1,), in place of ()",
     ),
@@ -170,16 +189,17 @@ TEAM = [
         "step_env of Pair returns a reward of shape (), in place of (2,) for 2 agents",
     ),
     (
-        step(terminated=lambda x: jnp.tile(x, 2)),
-        "step_env of Pair returns terminated of shape (2,), in place of ()",
-    ),
-    (
         step(info=always({"alive": jnp.ones(3, bool)})),
         'step_env of Pair returns info["alive"] of shape (3,), in place of (2,) for 2 agents',
     ),
     (
         step(info=always({"alive": jnp.ones(2)})),
         'step_env of Pair returns info["alive"] of float32, in place of bool',
+    ),
+    (
+        step(terminated=lambda x: jnp.stack([x, x])),
+        "step_env of Pair returns terminated as shape (2,): give one flag for the episode of all; "
+        "info['alive'] is False for agents that have left",
     ),
     (
         {"action_mask": always(jnp.ones(2, bool))},

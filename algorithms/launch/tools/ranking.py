@@ -143,10 +143,13 @@ def _contents(
 
 
 def _written(path: Path, made: dict[str, bytes]) -> str:
-    """Writes all files, or none if one of them exists. Returns which ones."""
+    """Writes all files, or none if one of them exists. Says which ones, or why not."""
     if there := [str(path / name) for name in made if (path / name).exists()]:
         return f"nothing is written, to keep what is there: {', '.join(there)}; move it away first"
-    with files.writing(path):
-        for name, data in made.items():
-            files.write_whole(path / name, data)
+    try:
+        with files.writing(path):
+            for name, data in made.items():
+                files.write_whole(path / name, data)
+    except UserError as error:  # of somebody else's sweep, which may be read all the same
+        return f"nothing is written: {error}"
     return f"written: {', '.join(str(path / name) for name in made)}"
