@@ -612,6 +612,10 @@ def test_another_objective_is_named_and_final_returns_are_compared():
     again = results.retests(ranked, fresh, "worst_seed")[::-1]
     text = Page(page.page(ranked, "title", ".", listed(settings), again, "worst_seed")).text
     assert "Setting 2 is the best one on 1 fresh seed (learning_rate=0.01)" in text
+    fresh = [trial(one, 9, final) for one, final in zip(settings, (9.0, 8.0))]
+    again = results.retests(ranked, fresh, "worst_seed")
+    text = page.page(ranked, "title", ".", listed(settings), again, "worst_seed")
+    assert "ranks by worst_seed: learning_rate=0.001 is first on fresh seeds. This" in text
     text = page.page(ranked, "title", "runs/x", listed(settings), suffix="-worst_seed")
     assert "runs/x/best-worst_seed.json" in text, "a second ranking has its own file"
     assert "ranking is by" in page.page(ranked, "t", ".", {}, (), "worst_seed", {}, "-worst_seed")

@@ -102,11 +102,13 @@ def page(
     """
     note = ""
     if objective != objectives.DEFAULT:
-        firsts = [those[0] for those in results.by_environment(ranked).values()]
+        judged = [one.again for one in retested] or ranked  # the best first, as best.json has it
+        firsts = [those[0] for those in results.by_environment(judged).values()]
         names = "; ".join(", ".join(text_of(one.setting)) for one in firsts)
         by = "The ranking is by" if suffix else "The sweep ranks by"
-        note = f"{by} {objective}: {names} is first. "
-        note += "This page compares final returns."
+        fresh = " on fresh seeds" * bool(retested)
+        note = f"{by} {objective}: {names} is first{fresh}. This page compares final returns, by "
+        note += "which another setting may win."
         ranked = results.rank([trial for setting in ranked for trial in setting.trials])
         retested = sorted(retested, key=lambda one: -one.again.mean)
     found = study.studies(ranked, grid, limits)
