@@ -16,9 +16,16 @@ from typing import Any, NamedTuple
 
 from algorithms.launch.engine import files, hosts, settings
 from algorithms.launch.engine.errors import UserError
-from algorithms.launch.engine.run_dir import RunDir, check_version, fill, read_description
+from algorithms.launch.engine.run_dir import (
+    SWEEP,
+    RunDir,
+    check_version,
+    fill,
+    read_description,
+    with_checksum,
+)
 
-SWEEP = "sweep.json"  # in the directory of a sweep
+LATER = ("chunks", "kept", "options")  # what a sweep.json says of the sweep's course
 LONGEST = 120  # characters that a directory's name has of environments
 
 
@@ -144,7 +151,8 @@ def create(
             fill(folder / name, run)
         if sweeps:
             chunks = _listed(names, runs, entries or [{}] * len(runs))
-            files.write_json(folder / SWEEP, description | {"chunks": chunks})
+            first = {"checksum": _checksum(description)}
+            files.write_json(folder / SWEEP, first | description | {"chunks": chunks})
 
     def make_one() -> str:
         if path is None:
@@ -185,6 +193,12 @@ def extend(
     # Another process may come here when the first one has written sweep.json.
     names = hosts.from_first(write)
     return [RunDir(path / name, run) for name, run in zip(names, runs)]
+
+
+def _checksum(description: dict[str, Any]) -> str:
+    """Of what a sweep was asked for; its chunks and options may become others."""
+    asked = {k: v for k, v in files.as_read(description).items() if k not in LATER}
+    return with_checksum(asked)["checksum"]
 
 
 def amend(path: Path, **more: Any) -> None:
@@ -245,6 +259,11 @@ def open(path: Path | str) -> Experiment:
         )
     description = files.read_json(path / SWEEP)
     check_version(path / SWEEP, description)
+    if description.pop("checksum", None) not in (None, _checksum(description)):
+        raise UserError(
+            f"{path / SWEEP} is not what was asked for: its checksum does not match. A sweep goes "
+            "on as it began: undo the change, or begin another sweep"
+        )
     entries: list[Entry] = []
     for chunk in description["chunks"]:
         first = sum(len(entry.numbers) for entry in entries)

@@ -360,6 +360,7 @@ def _number(file: Path) -> int:
 
 # --- config.json -----------------------------------------------------------------------------
 
+SWEEP = "sweep.json"  # in the directory of a sweep
 VERSION = 1  # of what config.json holds
 HAS = ("algorithm", "seeds", "floats", "options", "config")
 
@@ -389,13 +390,16 @@ def read_description(file: Path, edited: bool = False) -> dict[str, Any]:
       UserError: there is none, or it is not of a run, or of another version of the kit, or damaged.
     """
     wanted = "a run's config.json or a sweep's best.json" if edited else "the directory of a run"
+    sweep = file.parent.parent
+    if not file.exists() and file.parent.name.startswith("chunk_") and (sweep / SWEEP).exists():
+        raise UserError(f"{file.parent} is gone, a part of the sweep {sweep}: put it back")
     try:
         description = files.read_json(file, wanted)
     except UserError as error:
         raise _with_hint(file, error) from None
     for name in HAS:
         if not isinstance(description, dict) or name not in description:
-            if file.name == "sweep.json":
+            if file.name == SWEEP:
                 best = " or ".join(sorted(map(str, file.parent.glob("best*.json"))))
                 raise UserError(
                     f"{file} is of a sweep; its best setting is in {best or 'best.json'}"

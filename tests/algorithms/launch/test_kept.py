@@ -47,6 +47,12 @@ def answer(name):
     return json.loads((ANSWERS / name).read_text())
 
 
+REWORDED = (  # of a sweep with an objective and a retest
+    "is first. This page compares final returns.",
+    "is first on fresh seeds. This page compares final returns, by which another setting may win.",
+)
+
+
 def renamed(table):
     """A kept results.csv or retest.csv with the names that its columns have now."""
     head, end, rows = table.partition("\n")
@@ -199,8 +205,9 @@ def test_tables_are_written_again_byte_for_byte(name, kept, capsys):
         expected = renamed((KEPT / name / file).read_text())
         assert (folder / file).read_bytes() == expected.encode(), file
     assert before == {file: file.read_bytes() for file in before}
-    pages = [text_of((where / name / "report.html").read_text()) for where in (folder.parent, KEPT)]
-    assert without_intervals(pages[0]) == without_intervals(pages[1])
+    pages = [(where / name / "report.html").read_text() for where in (folder.parent, KEPT)]
+    pages[1] = pages[1].replace(*REWORDED)
+    assert without_intervals(text_of(pages[0])) == without_intervals(text_of(pages[1]))
 
 
 # --- trained further -------------------------------------------------------------------------

@@ -514,6 +514,33 @@ def test_a_sweep_of_many_environments_has_a_name_that_a_directory_can_have(tmp_p
     assert made.name.startswith("Environment0-v0+29-others__toy__sweep__"), made.name
 
 
+@pytest.mark.parametrize("change", ["total_timesteps", "learning_rate", "samples"])
+def test_a_sweep_json_that_was_edited_is_refused(whole, tmp_path, change):
+    """It had no effect on the chunks, and said what had not been trained."""
+    copy = shutil.copytree(whole.sweep_dir, tmp_path / "x")
+    said = json.loads((copy / "sweep.json").read_text())
+    if change == "total_timesteps":
+        said["config"][change] *= 2
+    elif change == "samples":
+        said[change] = 12
+    else:
+        said["grid"][change] = [0.5, 0.6]
+    (copy / "sweep.json").write_text(json.dumps(said))
+    with pytest.raises(UserError, match=r"sweep.json is not what was asked for: its checksum does"):
+        launch.resume(copy, module=toy)
+    del said["checksum"]  # as in sweeps of earlier commits
+    (copy / "sweep.json").write_text(json.dumps(said))
+    experiment.open(copy)
+
+
+def test_a_chunk_that_is_gone_is_named(whole, tmp_path):
+    copy = shutil.copytree(whole.sweep_dir, tmp_path / "x")
+    shutil.rmtree(copy / "chunk_000")
+    found = f"{copy / 'chunk_000'} is gone, a part of the sweep {copy}: put it back"
+    with pytest.raises(UserError, match=found):
+        launch.resume(copy, module=toy)
+
+
 def test_a_sweep_killed_before_it_began_is_none(tmp_path):
     (tmp_path / "x" / "chunk_000").mkdir(parents=True)
     with pytest.raises(UserError, match="does not exist"):
