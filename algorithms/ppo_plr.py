@@ -303,6 +303,7 @@ def check(config: Config, env: Any, env_params: Any) -> None:
             f"level_buffer_size={config.level_buffer_size}: every environment may replay a level "
             f"of its own; num_envs={config.num_envs} or more would do"
         )
+    parts.warn_of_one_level(env, env_params)
 
 
 @parts.with_environment

@@ -325,11 +325,8 @@ def check(config: Config, env: Any, env_params: Any) -> None:
     parts.check_rounds(config)
     length, every = config.burn_in + config.sequence_length, config.train_every
     if every > config.sequence_length:
-        longest = f"sequence_length={config.sequence_length}"
-        raise ValueError(
-            f"train_every={every} leaves steps unlearned that are beyond {longest}; "
-            f"train_every={config.sequence_length} would do"
-        )
+        would = f"train_every={config.sequence_length} would do"
+        raise ValueError(f"train_every={every} leaves steps unlearned; {would}")
     what = f"burn_in={config.burn_in} and sequence_length={config.sequence_length} together"
     parts.check_divides("train_every", every, what, length)
     parts.check_holds(config, length, f"a sequence of {length} steps")

@@ -433,7 +433,7 @@ def refuse_others(command: str, base: tuple[Any, Flags], given: tuple[Any, Flags
     """Refuses settings and flags that do not go with the command; both pairs: Config and Flags."""
     fields = [(f.name, i) for i in range(2) for f in dataclasses.fields(base[i])]
     refused = {
-        name: f"--{name.replace('_', '-')} {new} (in place of {old})"
+        name: f"--{name.replace('_', '-')} {new}" + f" (in place of {old})" * (old is not None)
         for name, i in fields
         if (old := getattr(base[i], name)) != (new := getattr(given[i], name))
         and (name in TAKES[command]) == (command == "run")

@@ -56,7 +56,13 @@ from algorithms.parts.layers import (
     orthogonal,
     scaled,
 )
-from algorithms.parts.levels import EpisodeReturns, LevelBuffer, Visits, visit_of_steps
+from algorithms.parts.levels import (
+    EpisodeReturns,
+    LevelBuffer,
+    Visits,
+    visit_of_steps,
+    warn_of_one_level,
+)
 from algorithms.parts.loops import branch, scan
 from algorithms.parts.metrics import explained_variance, mean
 from algorithms.parts.muon import scale_by_muon
@@ -203,6 +209,7 @@ __all__ = [
     "usual_jax",
     "value_like",
     "visit_of_steps",
+    "warn_of_one_level",
     "with_environment",
     "with_last_step",
     "with_plain_values",

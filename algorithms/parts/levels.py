@@ -6,13 +6,28 @@ by one in this window's level.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 import envs
+from envs.behaviour import used_for
 from envs.loops import scan
+from envs.warn import warn
+
+
+def warn_of_one_level(env: Any, env_params: Any) -> None:
+    """Warns of an environment whose resets draw nothing, so that all episodes are of one level."""
+    with jax.debug_key_reuse(False):  # shapes only
+        reset = lambda key: jax.tree.leaves(env.reset_env(key, env_params))
+        program = jax.make_jaxpr(reset)(jax.eval_shape(lambda: jax.random.key(0)))
+    if not used_for(program.jaxpr)[0]:
+        warn(
+            f"all resets of {env.name} are the same, so there is one level to replay: the "
+            "environment setting randomize draws parameters anew, and ppo trains on one level"
+        )
 
 
 @struct.dataclass

@@ -1,5 +1,7 @@
 """The buffer of levels and the visits to levels, against plain Python."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 import envs
 from algorithms import parts
+from envs import warn
 from tests import probe as tasks
 
 
@@ -164,3 +167,22 @@ def test_returns_of_episodes_are_discounted_from_their_first_step():
         np.testing.assert_allclose(running.gain[i], gain, rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(running.discount[i], discount, rtol=1e-4)
     assert done[:9].any() and (found[:, 4] == -np.inf).all()
+
+
+class Fixed(tasks.Probe):
+    """Its resets draw nothing."""
+
+    def reset_env(self, key, params):
+        return super().reset_env(jax.random.key(0), params)
+
+
+def test_an_environment_of_one_level_is_told_of(monkeypatch):
+    monkeypatch.setattr(warn, "_told", set())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        parts.warn_of_one_level(*envs.make("CartPole-v1"))
+        parts.warn_of_one_level(
+            *envs.make("DeepSea-bsuite", randomize="unscaled_move_cost:uniform:0:1")
+        )
+    with pytest.warns(warn.KitWarning, match="all resets of Probe are the same, .* ppo trains on"):
+        parts.warn_of_one_level(*envs.make(Fixed()))

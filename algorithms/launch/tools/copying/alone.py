@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algorithms.parts import capacity, checks, fields, layers, reads, shards, training
+from algorithms.parts import capacity, checks, fields, layers, levels, reads, shards, training
 from algorithms.parts.usual_jax import with_usual_jax as of_kit
 from envs import (
     evaluation,
@@ -47,6 +47,7 @@ ARGUMENT = (
 NOTHING = (
     *(shards.share_of, reads.changed, reads.asked_for, reads.warn_of_unread),
     *(checks.warn_of_scale, checks.warn_of_units, interface.check_interface),
+    levels.warn_of_one_level,
     *(fields.check_kind, training.check_key, evaluation.longest, exploitability.measure),
 )
 TRUE = (reads.is_watched,)
