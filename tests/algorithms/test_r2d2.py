@@ -401,7 +401,7 @@ CASE = Case(
         (dict(memory_size=0), "memory_size=0"),
         (dict(cell="none"), "cell='none': give lstm or gru or mingru or minlstm or lru"),
         (dict(buffer_dtype="int7"), "buffer_dtype='int7': give \"\" or bool or int8"),
-        (dict(train_every=12), "train_every=12 leaves .* sequence_length=8 or less would do"),
+        (dict(train_every=12), "train_every=12 leaves steps unlearned; train_every=8 would do"),
         (
             dict(train_every=5),
             "train_every=5 does not divide burn_in=4 and .*; 2, 3, 4, 6 would do",
