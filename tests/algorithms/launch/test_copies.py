@@ -117,8 +117,8 @@ def test_no_name_of_a_copy_hides_another(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_copy_has_the_file_s_text_but_for_names(name):
-    """Lines that differ are of shards, 64 bits or exploitability. What neither make_train nor
-    make_policy reaches is left out."""
+    """Lines that differ are of shards, 64 bits, exploitability or warnings. What neither make_train
+    nor make_policy reaches is left out."""
     package = re.compile(r"\b(parts|envs|levels|games)[._]|\b(Parts|Envs)")
     plain = lambda text: package.sub("", text).replace("Batch(", "batch(")
     lines = {plain(line) for line in copied(name).splitlines()}
@@ -130,7 +130,7 @@ def test_a_copy_has_the_file_s_text_but_for_names(name):
             kept[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
     kept = kept[kept.index("INFO = {") : kept.index('if __name__ == "__main__":')]
     differ = [line for line in kept if plain(line) not in lines]
-    of_the_kit = "shards|exploitability"
+    of_the_kit = "shards|exploitability|warn_of"
     assert all(re.search(of_the_kit, line) for line in differ), differ
     assert len(differ) < 12
 
