@@ -399,6 +399,7 @@ def test_fields_are_idle_where_every_number_is_equal():
     apart = np.array([[1.0, 1.0]] * 2 + [[1.0, 1.0], [1.0, 2.0]])  # of the second seed
     idle.add(of([0, 0, 1, 1], f=[1.0, 2.0, 1.0, 2.0]), {"loss": apart})
     idle.add(of([2, 2], a=[1.0, 2.0]), {"loss": np.array([[1.0], [2.0]])})
+    idle.add(of([3, 3], a=[1.0, 2.0]), {"loss": same[:2]})  # a difference stays one
     assert idle.in_words().startswith("f=2, 3, 4 made no difference: ")
 
 
