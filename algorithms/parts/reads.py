@@ -17,7 +17,10 @@ from envs.warn import warn
 
 # Read before anything is traced, or in another program than that of a point.
 ELSEWHERE = {"env", "env_settings", "total_timesteps", "num_evals", "eval_at_start"}
-TRACED = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
+TRACED = (
+    *(jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError),
+    jax.errors.TracerIntegerConversionError,
+)
 REMEDY = (
     "floats of Config are traced, and so are values of a program: jnp.where in place of if, jnp in "
     "place of np and float(); or declare the field with static"

@@ -689,6 +689,7 @@ CASE = Case(
             "num_minibatches=3 does not divide num_envs . num_steps = .* 16; 1, 2, 4, 8 would do",
         ),
         (dict(mixer="mean"), "mixer='mean': give none or sum or monotonic"),
+        (dict(mixer="qmix"), "mixer='qmix': IQL is none, VDN is sum, QMIX is monotonic"),
         (dict(cell="rnn"), "cell='rnn': give none or lstm or gru or mingru or minlstm or lru"),
         (dict(mixing_size=0), "mixing_size=0"),
         (dict(memory_size=0), "memory_size=0"),

@@ -14,6 +14,8 @@ from envs import modules
 
 ROOT = Path(__file__).parents[2]
 WALK = '''
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -216,7 +218,6 @@ OLD = """
     env = Old()
     def none(): ...
 """
-PLAIN = "import dataclasses\n" + WALK
 SEEN = "obs = self.observe(key, state, action, params)\n        return obs"
 STEPPED = "return self.observe(key, state, action, params), state, reward, reward > 0, {}"
 HALF = WALK.partition("    def reset_env")[0]
@@ -238,98 +239,79 @@ REFUSED = [
     (WALK, "MODULE:Walk:x", "'MODULE:Walk:x': give my_module:MyEnv, .* dots between folders"),
     (WALK, "MODULE.py:Walk", "'MODULE.py:Walk': give my_module:MyEnv, without .py"),
     (WALK, "./MODULE:Walk", "'./MODULE:Walk': give my_module:MyEnv"),
+    (NO_TIME, "MODULE:Walk", "MODULE:Walk has no is_truncated, .*'time'; give the state and the "),
+]
+# Changes of the walk: old and new text, and the message.
+CHANGED = [
+    ("self.size = size", "1 / 0", r"ZeroDivisionError: .*\(MODULE.py:"),
     (
-        WALK.replace("self.size = size", "1 / 0"),
-        "MODULE:Walk",
-        r"ZeroDivisionError: .*\(MODULE.py:",
-    ),
-    (
-        WALK.replace("reward = params", "reward = 1 if action else params"),
-        "MODULE:Walk",
-        r"step_env of MODULE:Walk: TracerBoolConversionError: .*\(MODULE.py:\d+\)",
-    ),
-    (
-        WALK.replace("    @property\n    def default", "    def default"),
-        "MODULE:Walk",
+        "    @property\n    def default",
+        "    def default",
         "default_params, action_space or observation_space of MODULE:Walk: TypeError: ",
     ),
     (
-        WALK.replace("pay: float = 1.0", "pay: str = 'x'"),
-        "MODULE:Walk",
+        "pay: float = 1.0",
+        "pay: str = 'x'",
         "parameter pay of MODULE:Walk is 'x', which programs cannot take: declare it as pay: str",
     ),
-    (WALK.replace("return Params()", "return None"), "MODULE:Walk", "default_params .* is None: "),
+    ("return Params()", "return None", "default_params .* is None: "),
     (
-        NO_TIME,
-        "MODULE:Walk",
-        "MODULE:Walk has no is_truncated, .*'time'; give the state and the pa",
-    ),
-    (
-        PLAIN.replace("@struct.dataclass\nclass State", "@dataclasses.dataclass\nclass State"),
-        "MODULE:Walk",
+        "@struct.dataclass\nclass State",
+        "@dataclasses.dataclass\nclass State",
         "reset_env of MODULE:Walk returns a state that is a plain dataclass, .*: decorate State wi",
     ),
     (
-        PLAIN.replace("@struct.dataclass\nclass Params", "@dataclasses.dataclass\nclass Params"),
-        "MODULE:Walk",
+        "@struct.dataclass\nclass Params",
+        "@dataclasses.dataclass\nclass Params",
         "default_params of MODULE:Walk is a plain dataclass, .*: decorate Params with flax.struct",
     ),
     (
-        WALK.replace(
-            STEPPED,
-            f"{SEEN}, reward, reward > 0, False, {{}}",
-        ),
-        "MODULE:Walk",
+        STEPPED,
+        f"{SEEN}, reward, reward > 0, False, {{}}",
         "step_env of MODULE:Walk returns a number as its second value, .* the order is obs",
     ),
     (
-        WALK.replace(
-            STEPPED,
-            f"{SEEN}, state, reward, reward > 0, {{'name': 'x'}}",
-        ),
-        "MODULE:Walk",
-        "step_env of MODULE:Walk returns a str as info['name']: give numbers or arrays".replace(
-            "[", r"\["
-        ),
+        STEPPED,
+        f"{SEEN}, state, reward, reward > 0, {{'name': 'x'}}",
+        r"step_env of MODULE:Walk returns a str as info\['name'\]: give numbers or arrays",
     ),
     (
-        WALK.replace(
-            "        reward = params", "        self.place = place\n        reward = params"
-        ),
-        "MODULE:Walk",
+        "        reward = params",
+        "        self.place = place\n        reward = params",
         "reset_env or step_env of MODULE:Walk sets self.place: what changes is a field of the sta",
     ),
     (
-        WALK.replace("spaces.Discrete(2)", "gymnasium(spaces.Discrete(2))"),
-        "MODULE:Walk",
+        "spaces.Discrete(2)",
+        "gymnasium(spaces.Discrete(2))",
         "action_space of MODULE:Walk is .* of gymnasium: take gymnax.environments.spaces",
     ),
     (
-        WALK.replace("spaces.Discrete(2)", "spaces.Box([0.0], [1.0], (1,))"),
-        "MODULE:Walk",
+        "spaces.Discrete(2)",
+        "spaces.Box([0.0], [1.0], (1,))",
         "action_space of MODULE:Walk has lists as bounds: give numbers or jnp.array",
     ),
     (
-        WALK.replace("2 * action", "2 * np.asarray(action)"),
-        "MODULE:Walk",
+        "2 * action",
+        "2 * np.asarray(action)",
         r"TracerArrayConversionError: .*\(MODULE.py:\d+\); take jnp in place of np there",
     ),
     (
-        WALK.replace("2 * action - 1", "[-1, 1][action]"),
-        "MODULE:Walk",
+        "2 * action - 1",
+        "[-1, 1][action]",
         r"TracerIntegerConversionError: .*; take jnp.array\(...\)\[index\] in place of a list",
     ),
     (
-        WALK.replace("2 * action - 1", "int(action)"),
-        "MODULE:Walk",
+        "2 * action - 1",
+        "int(action)",
         r"ConcretizationTypeError: .*; leave it an array, without int\(\)",
     ),
     (
-        WALK.replace("reward = params", "reward = 1 if action else params"),
-        "MODULE:Walk",
-        r"TracerBoolConversionError: .*; take jnp.where in place of if",
+        "reward = params",
+        "reward = 1 if action else params",
+        r"step_env of MODULE:Walk: TracerBoolConversionError: .*\(MODULE.py:\d+\); take jnp.where",
     ),
 ]
+REFUSED += [(WALK.replace(old, new), "MODULE:Walk", message) for old, new, message in CHANGED]
 
 
 @pytest.mark.parametrize(

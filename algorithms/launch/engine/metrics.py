@@ -111,17 +111,16 @@ class Idle:
     def add(self, trials: Trials, curves: Metrics) -> None:
         """Adds trials that share a program. Those that learned nothing, or broke, do not count."""
         learned = [x for n, x in curves.items() if n.endswith(("loss", "grad_norm", "return"))]
-        out, empty = without_losses(curves), not trials.floats or not learned
-        if empty or not out.size:
+        left_out = without_losses(curves)  # (trials,), or empty: no loss tells who has learned
+        if not (trials.floats and learned and left_out.size):
             return
         for x in learned:
-            out = out | np.isinf(x).reshape(len(x), -1).any(1)
-        curve = [
-            b"".join(np.ascontiguousarray(x[i]).tobytes() for x in learned) for i in range(len(out))
-        ]
+            left_out = left_out | np.isinf(x).reshape(len(x), -1).any(1)
+        count = range(trials.count)
+        curve = [b"".join(np.ascontiguousarray(x[i]).tobytes() for x in learned) for i in count]
         for name, values in trials.floats.items():
             alike: dict[Any, list[int]] = {}
-            for i in np.flatnonzero(~out):
+            for i in np.flatnonzero(~left_out):
                 others = trials.setting(int(i)) | {name: trials.seeds[i]}
                 alike.setdefault(tuple(others.values()), []).append(int(i))
             known = self.pairs.setdefault(name, {})

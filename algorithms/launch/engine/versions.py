@@ -65,7 +65,7 @@ def versions(module: Any, layout: devices.Layout, env: Any = None) -> dict[str, 
     """Python, libraries, device, git commit, and digests of the files that a user writes: that of
     the algorithm, and that of an environment of his own."""
     device, file = layout.devices[0], Path(module.__file__).resolve()
-    written = [file, *_file_of(part_of_user(env))]
+    written = [x for x in (file, *_file_of(part_of_user(env))) if x.is_file()]
     return {
         **_software(),
         "device": f"{device.platform} {device.device_kind}",

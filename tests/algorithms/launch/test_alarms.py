@@ -273,7 +273,7 @@ class Counted(Endless):
         return observation, state, reward, state.time >= 4, info
 
 
-def test_a_limit_that_is_a_number_is_told_of_once(capsys):
+def test_a_limit_that_is_a_number_is_told_of_once(capsys, monkeypatch):
     launch.run(reinforce, TINY.replace(env=Counted(), num_eval_episodes=3), save=False)
     told = (
         "warning: all 3 evaluation episodes of Counted that reached the limit of 4 steps are term"
@@ -282,6 +282,9 @@ def test_a_limit_that_is_a_number_is_told_of_once(capsys):
     asked = TINY.replace(env=Counted(), env_settings=(("limit_terminates", True),))
     launch.run(reinforce, asked.replace(num_eval_episodes=3), save=False)
     assert "that reached the limit" not in capsys.readouterr().err, "it was asked for"
+    monkeypatch.setattr(warn, "_told", {"step_env of Counted sets its flag where ..."})
+    launch.run(reinforce, TINY.replace(env=Counted(), num_eval_episodes=3), save=False)
+    assert "that reached the limit" not in capsys.readouterr().err, "make_train has told"
     here = lambda terminated, lengths, limit=4: record.terminated_at_limit(
         "Its",
         {"eval_terminated": np.array([terminated]), "eval_length": np.array([lengths])},

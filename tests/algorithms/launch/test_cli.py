@@ -260,6 +260,7 @@ REFUSED = [
     ("--clip-coef 3", "unknown flag --clip-coef; did you mean "),  # a toy has no --clip-eps
     ("foo", "'foo' is no flag; is it the environment, --env foo?"),
     ("--quiet foo", "'foo' is no flag; --quiet does not take it"),
+    ("--seed 1,2", "'1,2' is not a number: --seed is the first one, and --num-seeds how many the"),
     ("--seed 1 2", "'2' is no flag; --seed is the first one, and --num-seeds how many there are"),
     ("--json=3", "'3' is no flag; --json does not take it"),
     ("--num-envs 3 --json 3", "'3' is no flag; --help lists all"),
@@ -297,6 +298,7 @@ REFUSED = [
         "write randomize=length:log:1:2 into each choice",
     ),
     ("--resume RUN --randomize length=log:1:2", "--resume does not go with --randomize"),
+    ("--resume RUN --gamma 0.5", ": a new run begins at its policy with --init-from "),
     ("--anneal-lr perhaps", "neither true nor false"),
     ("--gif sometimes", "--gif 'sometimes': give never, start, end or every"),
     ("--gamma 1.5", "gamma=1.5: give a number in [0, 1]"),

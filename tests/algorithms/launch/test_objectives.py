@@ -1,6 +1,7 @@
 """What settings are ranked by: in the table, in files, at rungs of halving, and by --evaluate."""
 
 import csv
+import errno
 import json
 import math
 import shutil
@@ -212,6 +213,24 @@ def test_a_sweep_ranked_again_is_one_that_was_ranked_so_from_the_beginning(swept
     said = capsys.readouterr().out
     assert f"nothing is written, to keep what is there: {mine}/best-{OTHER}.json" in said
     assert content(mine) == there
+
+
+def test_a_sweep_that_cannot_be_written_is_ranked_all_the_same(
+    swept, tmp_path, capsys, monkeypatch
+):
+    """As one of somebody else's."""
+    shutil.copytree(swept.sweep_dir, mine := tmp_path / "mine")
+    before = content(mine)
+
+    def full(path, *_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(ranking.files, "write_whole", full)
+    again(mine, "--objective", OTHER)
+    said = capsys.readouterr().out
+    assert "seeds  mean_return" in said
+    assert f"nothing is written: {mine} cannot be written: Read-only file system" in said
+    assert content(mine) == before
 
 
 def test_a_sweep_ranked_by_its_own_objective_writes_nothing(swept, tmp_path, capsys):

@@ -204,6 +204,10 @@ def test_one_sweep_of_several_environments_or_one_of_each(tmp_path):
     apart = compare.compare([tmp_path / name for name in names]).text
     assert said[start:] == apart[apart.index("sensitivity of toy") :]
     assert "sensitivity of" not in compare.compare([tmp_path / names[0]]).text
+    best = config.replace(env=names[0], learning_rate=0.1, num_envs=5)  # trained again, and first
+    launch.run(toy, best, num_seeds=2, run_dir=tmp_path / "best")
+    more = compare.compare([tmp_path / "best", tmp_path / "both"]).text
+    assert more[more.index("sensitivity of toy") :] == said[start:]
 
 
 def test_halved_sweeps_are_left_out(tmp_path):

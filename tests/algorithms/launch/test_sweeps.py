@@ -39,7 +39,7 @@ from algorithms.launch.engine.distributions import Choice, LogUniform, Uniform
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.metrics import PACE_NAMES
 from algorithms.launch.engine.progress import Progress
-from algorithms.launch.engine.run_dir import RunDir
+from algorithms.launch.engine.run_dir import RunDir, read_description
 from algorithms.launch.tools import render, trackers
 from tests import probe as tasks
 from tests.algorithms.launch import toy
@@ -531,6 +531,11 @@ def test_a_sweep_json_that_was_edited_is_refused(whole, tmp_path, change):
     del said["checksum"]  # as in sweeps of earlier commits
     (copy / "sweep.json").write_text(json.dumps(said))
     experiment.open(copy)
+
+
+def test_a_sweep_json_is_no_config_and_names_the_best_one(whole):
+    with pytest.raises(UserError, match=r"sweep.json is of a sweep; its best setting is in .*best"):
+        read_description(whole.sweep_dir / "sweep.json")
 
 
 def test_a_chunk_that_is_gone_is_named(whole, tmp_path):

@@ -1,5 +1,7 @@
 """Warnings of arrays that spread over one another, because a last axis of 1 is left."""
 
+import threading
+import time
 import types
 import warnings
 
@@ -113,3 +115,25 @@ def test_a_distribution_of_bins_over_a_box_is_no_policy_of_another_size():
     space = parts.ActionSpace(spaces.Box(-1.0, 1.0, (2,)))
     bins = types.SimpleNamespace(logits=jnp.zeros((3, 2, 11)), sample_from=lambda noise: noise)
     assert space.sample(bins, jnp.ones((3, 2)), jax.random.key(0)).shape == (3, 2)
+
+
+def test_threads_that_trace_take_turns():
+    """Filters are of the process: the one that ends last would leave the other's behind."""
+    show, inside, order = warnings.showwarning, threading.Event(), []
+
+    def first(x):
+        inside.set()
+        time.sleep(0.1)
+        order.append(1)
+        return x
+
+    def second(x):
+        order.append(2)
+        return x
+
+    thread = threading.Thread(target=spreads.told(first), args=(jnp.ones(2),))
+    thread.start()
+    inside.wait()
+    spreads.told(second)(jnp.ones(2))
+    thread.join()
+    assert order == [1, 2] and warnings.showwarning is show
