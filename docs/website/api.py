@@ -41,7 +41,7 @@ def page(package: str) -> str:
 def names(package: str) -> dict[str, Any]:
     """{name: object} of its functions and classes."""
     module = PACKAGES[package]
-    found = {name: getattr(module, name) for name in module.__all__}
+    found = {name: getattr(module, name) for name in getattr(module, "__all__", vars(module))}
     if package == "launch":
         found |= {f"{name}.{name}": getattr(tool, name) for name, tool in TOOLS.items()}
     return {name: one for name, one in found.items() if file_of(one)}
