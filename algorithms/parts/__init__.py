@@ -5,13 +5,7 @@ an agent learns stands in the algorithm's file.
 """
 
 from algorithms.parts.actions import Categorical, Gaussian, TanhGaussian, log_tanh_slope
-from algorithms.parts.agents import (
-    earns_after_leaving,
-    fold,
-    fold_rollout,
-    mask_of_agents,
-    unfold,
-)
+from algorithms.parts.agents import fold, fold_rollout, mask_of_agents, unfold
 from algorithms.parts.blocks import BatchNorm, BlockDense, NormedLayers, RMSNorm
 from algorithms.parts.boards import Symmetries, symmetries
 from algorithms.parts.capacity import device_capacity
@@ -82,11 +76,7 @@ from algorithms.parts.replay import (
     check_rounds,
 )
 from algorithms.parts.rounds import Rounds, keep_if
-from algorithms.parts.shards import (
-    any_over_shards,
-    mean_over_shards,
-    sum_over_shards,
-)
+from algorithms.parts.shards import any_over_shards, mean_over_shards, sum_over_shards
 from algorithms.parts.spaces import ActionSpace, EpsilonNoise, epsilon_noise, flat_draw
 from algorithms.parts.split import Split
 from algorithms.parts.statistics import ReturnStatistics, RewardScale, RunningStatistics
@@ -104,4 +94,5 @@ from algorithms.parts.training import (
     with_environment,
 )
 from algorithms.parts.twohot import Bins, symexp, symlog
-from algorithms.parts.usual_jax import usual_jax, with_usual_jax
+from envs.shaping import earns_after_leaving
+from envs.usual_jax import usual_jax, with_usual_jax

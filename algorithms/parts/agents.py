@@ -9,10 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from envs.shaping import earns_after_leaving
-
-__all__ = ["earns_after_leaving", "fold", "fold_rollout", "mask_of_agents", "unfold"]
-
 
 def fold(config: Any, arrays: Any) -> Any:
     """(num_envs, num_agents, ...) to (networks, samples, ...), of one array or a tree of them."""

@@ -14,10 +14,10 @@ import envs
 from algorithms.parts import reads, shards, spreads
 from algorithms.parts.fields import check_kind, check_reals, with_plain_values
 from algorithms.parts.loops import zeros
-from algorithms.parts.usual_jax import with_usual_jax
 from envs import sums
 from envs.episodes import SUMS
 from envs.sums import Sum
+from envs.usual_jax import with_usual_jax
 
 
 class Average(NamedTuple):

@@ -19,8 +19,7 @@ CORE = (
 # any; jax's usual settings; warnings; settings that nothing reads; axes that are left; and
 # envs.make.
 EDGES = (
-    *("algorithms.parts.shards", "algorithms.parts.reads", "algorithms.parts.usual_jax"),
-    "algorithms.parts.spreads",
+    *("algorithms.parts.shards", "algorithms.parts.reads", "algorithms.parts.spreads"),
     *("envs.usual_jax", "envs.warn", "envs"),
 )
 

@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from algorithms.parts import capacity, checks, fields, layers, levels, reads, shards, training
-from algorithms.parts.usual_jax import with_usual_jax as of_kit
 from envs import (
     evaluation,
     exploitability,
@@ -35,6 +34,7 @@ from envs import (
     wrappers,
 )
 from envs.batch import ENDLESS, Batch, limit_name, limit_of
+from envs.usual_jax import with_usual_jax as of_kit
 
 PLAIN = {reports.batch: Batch}  # where environments report nothing
 # Calls that are their first argument, None or True: there is one shard, and nothing is checked,
