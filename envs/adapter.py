@@ -116,6 +116,8 @@ class Adapter(Environment):
 
     # A library's class defines these.
 
+    _observations: Any  # their space
+
     def first(self, key: jax.Array, params: Any) -> tuple[Any, Any]:
         """Starts an episode: observation, inner state."""
         raise NotImplementedError
@@ -157,6 +159,9 @@ class Adapter(Environment):
 
     def action_space(self, params: Params) -> Any:
         return self._space
+
+    def observation_space(self, params: Params) -> Any:
+        return self._observations
 
     def inner_state(self, state: State) -> Any:
         """The library's own state (for drawing)."""

@@ -99,7 +99,8 @@ class Physics(Adapter):
         with jax.debug_key_reuse(False):  # shapes only; some environments use a key twice
             state = jax.eval_shape(wrapped.reset, jax.random.key(0))
         self._observed = state.obs  # shapes of all that the library observes
-        self._size = sum(math.prod(x.shape) for x in jax.tree.leaves(self.seen(state.obs)))
+        size = sum(math.prod(x.shape) for x in jax.tree.leaves(self.seen(state.obs)))
+        self._observations = spaces.Box(-jnp.inf, jnp.inf, (size,), jnp.float32)
         self.metrics = {n: "sum" if n.startswith("reward") else "last" for n in state.metrics}
         self.metrics["diverged"] = "sum"
 
@@ -141,9 +142,6 @@ class Physics(Adapter):
     def seen(self, observation: Any) -> Any:
         """The part of the library's observation that a policy sees."""
         return observation
-
-    def observation_space(self, params):
-        return spaces.Box(-jnp.inf, jnp.inf, (self._size,), jnp.float32)
 
     def drawn(self, inner: Any) -> tuple[Any, Any, Any]:
         """MuJoCo's view of a state: its model, positions and velocities."""

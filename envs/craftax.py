@@ -53,6 +53,8 @@ class Craftax(Adapter):
         params = wrapped.default_params
         space = spaces.Discrete(wrapped.num_actions)
         super().__init__(f"craftax/{name}", wrapped, params.max_timesteps, space)
+        own = wrapped.observation_space(params)
+        self._observations = spaces.Box(own.low, own.high, own.shape, own.dtype)
         package = "craftax_classic" if name.startswith("Classic") else "craftax"
         self._package = f"craftax.{package}"
         achievements = importlib.import_module(f"{self._package}.constants").Achievement
@@ -78,10 +80,6 @@ class Craftax(Adapter):
 
     def is_truncated(self, state, params):
         return (state.inner.timestep >= params.max_timesteps) & ~state.terminated
-
-    def observation_space(self, params):
-        space = self.wrapped.observation_space(params)
-        return spaces.Box(space.low, space.high, space.shape, space.dtype)
 
     def render(self, state: Any, params: Any) -> np.ndarray:
         """The agent's view and its inventory."""

@@ -81,7 +81,7 @@ class Jumanji(Adapter):
         self.metrics = dict.fromkeys(timestep.extras, "last")
         self.ends = max_steps == ENDLESS  # legal actions come to an end
         seen = jax.eval_shape(self._observe, timestep)
-        self._seen = spaces.Box(-jnp.inf, jnp.inf, seen.shape, jnp.float32)
+        self._observations = spaces.Box(-jnp.inf, jnp.inf, seen.shape, jnp.float32)
         if hasattr(timestep.observation, "action_mask"):
             self.action_mask = self._action_mask
 
@@ -95,9 +95,6 @@ class Jumanji(Adapter):
         state, after = self.wrapped.step(inner[0], parts[0] if scalar else parts)
         inner = (state, self._allowed(after))
         return Step(self._observe(after), inner, after.reward, after.last(), dict(after.extras))
-
-    def observation_space(self, params):
-        return self._seen
 
     def _observe(self, timestep: Any) -> jax.Array:
         fields = timestep.observation._asdict()

@@ -77,7 +77,8 @@ class Navix(Adapter):
         like = jax.eval_shape(wrapped.reset, jax.random.key(0)).observation
         ids = [v for k, v in vars(_navix().entities.EntityIds).items() if k.isupper()]
         high = 255 if self._pictures else max(int(i) for i in ids)
-        self._seen = spaces.Box(0, high, like.shape, like.dtype if self._pictures else jnp.int8)
+        dtype = like.dtype if self._pictures else jnp.int8
+        self._observations = spaces.Box(0, high, like.shape, dtype)
 
     def first(self, key, params):
         return self._step(self.wrapped.reset(key))[:2]
@@ -90,11 +91,8 @@ class Navix(Adapter):
         terminated = timestep.is_termination()
         if not self._pictures:  # 3 kB for each cell, and unused
             timestep = timestep.replace(state=timestep.state.replace(cache=None))
-        seen = timestep.observation.astype(self._seen.dtype)
+        seen = timestep.observation.astype(self._observations.dtype)
         return Step(seen, timestep, timestep.reward, terminated, {})
-
-    def observation_space(self, params):
-        return self._seen
 
     def render(self, state: Any, params: Any) -> np.ndarray:
         """The whole grid."""

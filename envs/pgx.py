@@ -160,7 +160,7 @@ class Game(Adapter):
         flags = inner.observation.dtype == bool
         low, high = (0.0, 1.0) if flags else (-jnp.inf, jnp.inf)
         shape = seen.shape[1:] if self._players > 1 else seen.shape
-        self._seen = spaces.Box(low, high, shape, jnp.float32)
+        self._observations = spaces.Box(low, high, shape, jnp.float32)
 
     def reset_env(self, key, params):
         inner = self.wrapped.init(key)
@@ -185,9 +185,6 @@ class Game(Adapter):
     def is_truncated(self, state, params):
         late = state.steps >= params.max_steps_in_episode
         return (late | state.inner.truncated) & ~state.terminated
-
-    def observation_space(self, params):
-        return self._seen
 
     def _observe(self, state: GameState) -> jax.Array:
         """What each agent sees, float32 (2, ...), or (...) in a game for one."""

@@ -62,7 +62,7 @@ class XMiniGrid(Adapter):
         like = jax.eval_shape(lambda key: wrapped.reset(own_params, key), jax.random.key(0))
         constants = library("xminigrid.core.constants", "xminigrid")
         high = max(constants.NUM_TILES, constants.NUM_COLORS) - 1
-        self._seen = spaces.Box(0, high, like.observation.shape, jnp.int8)
+        self._observations = spaces.Box(0, high, like.observation.shape, jnp.int8)
 
     def first(self, key, params):
         timestep = self.wrapped.reset(self._params, key)
@@ -73,9 +73,6 @@ class XMiniGrid(Adapter):
         after = self.wrapped.step(limited, inner, action)
         seen = after.observation.astype(jnp.int8)
         return Step(seen, after, after.reward, after.discount == 0, {})
-
-    def observation_space(self, params):
-        return self._seen
 
     def render(self, state: Any, params: Any) -> np.ndarray:
         """The whole grid, lighter in the agent's view."""
