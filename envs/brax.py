@@ -18,7 +18,6 @@ episode. Other metrics have their last value.
 """
 
 import copy
-import functools
 import importlib
 import math
 import os
@@ -66,7 +65,6 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["Physics", dict[str,
     return env.taking((*known, "precision")), left
 
 
-@functools.cache
 def _envs() -> Any:
     return library("brax.envs", "brax")
 

@@ -40,7 +40,6 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["Craftax", dict[str,
     return Craftax(name, _make()(f"Craftax-{name}-v1", auto_reset=False)), settings
 
 
-@functools.cache
 def _make() -> Any:
     return library("craftax.craftax_env", "craftax").make_craftax_env_from_name
 

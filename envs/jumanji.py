@@ -61,7 +61,6 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["Jumanji", dict[str,
         raise ValueError(f"jumanji/{name} with {taken}: {error}") from error
 
 
-@functools.cache
 def _jumanji() -> Any:
     return library("jumanji", "jumanji")
 

@@ -13,7 +13,6 @@ colours and states of things. Their dtype is int8, because they are no pixels. `
 32 pixels a cell, of dtype uint8.
 """
 
-import functools
 from typing import Any
 
 import jax
@@ -60,7 +59,6 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["Navix", dict[str, A
     return Navix(f"navix/{name}", wrapped, observation).taking(["observation"]), left
 
 
-@functools.cache
 def _navix() -> Any:
     return library("navix", "navix")
 

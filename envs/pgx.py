@@ -33,7 +33,6 @@ With `opponent` a two-player game is an environment of one agent, see envs/oppon
 needs a download, and sparrow_mahjong, which has three players.
 """
 
-import functools
 import warnings
 from typing import Any
 
@@ -97,7 +96,6 @@ def _game(name: str, settings: dict[str, Any]) -> tuple["Game", dict[str, Any]]:
         raise ValueError(f"pgx/{name} with {taken}: {error or 'pgx refuses them'}") from error
 
 
-@functools.cache
 def _pgx() -> Any:
     return library("pgx", "pgx")
 

@@ -22,7 +22,6 @@ The suites other than dm_control's download models with git when they are first 
 """
 
 import contextlib
-import functools
 import io
 import subprocess
 from typing import Any
@@ -88,7 +87,6 @@ def _default_precision() -> str | None:
     return jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]  # set at run time
 
 
-@functools.cache
 def _registry() -> Any:
     return library("mujoco_playground", "playground").registry
 

@@ -12,7 +12,6 @@ XLand's tasks are the trivial ruleset that its environments come with. Benchmark
 refused, because the library downloads them.
 """
 
-import functools
 from typing import Any
 
 import jax
@@ -49,7 +48,6 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["XMiniGrid", dict[st
         raise ValueError(f"xminigrid/{name} with {taken}: {error}") from error
 
 
-@functools.cache
 def _library() -> Any:
     return library("xminigrid", "xminigrid")
 
