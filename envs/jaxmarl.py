@@ -195,7 +195,7 @@ def _arguments(kind: type) -> set[str]:
     for init in chain:
         parameters = inspect.signature(init).parameters.values()
         known.update(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
-    return known
+    return known - {"self"}
 
 
 # --- the environments -------------------------------------------------------------------------

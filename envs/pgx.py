@@ -79,7 +79,7 @@ def construct(name: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]
 def _game(name: str, settings: dict[str, Any]) -> tuple["Game", dict[str, Any]]:
     """The game itself, and the other settings."""
     wrapped = _pgx().make(name)
-    known = [k for k in adapter.arguments(type(wrapped)) if k != "self"]
+    known = list(adapter.arguments(type(wrapped)))
     taken, left = adapter.split(settings, *known)
     if name in MOVES:
         known.append("history")

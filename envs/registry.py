@@ -26,21 +26,10 @@ OWN: dict[str, tuple[str, str]] = {
     "Concentration-v0": (".recall", "Concentration"),
     "RockSample-v0": (".recall", "RockSample"),
 }
-# Outside libraries, named `library/name`, and the adapter's module. An adapter has `names()` and
-# `construct(name, settings)`, which returns an environment and the other settings.
-LIBRARIES: dict[str, str] = {
-    name: f".{name}"
-    for name in (
-        "jaxmarl",
-        "playground",
-        "brax",
-        "craftax",
-        "navix",
-        "xminigrid",
-        "jumanji",
-        "pgx",
-    )
-}
+# Outside libraries, named `library/name`. A module of this package with the library's name is its
+# adapter, which has `names()` and `construct(name, settings)`, which returns an environment and the
+# other settings.
+LIBRARIES = ("jaxmarl", "playground", "brax", "craftax", "navix", "xminigrid", "jumanji", "pgx")
 
 # Tasks of brax that are gymnasium's of MuJoCo, as HalfCheetah-v4.
 MUJOCO = [
@@ -153,11 +142,11 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
     for name, value in settings.items():
         if any(map(_is_nan, value if isinstance(value, tuple | list) else [value])):
             raise ValueError(f"setting of {label}: {name}={value}: give a number")
-    own = not isinstance(env, str)
-    if own:
-        _check_object(env)
-    if isinstance(env, str):
+    by_name = isinstance(env, str)
+    if by_name:
         env, settings = _construct(env, settings, wrapper_settings)
+    else:
+        _check_object(env)
     words, seen = (wrapper_settings.get(name) for name in ("randomize", "observe_randomized"))
     more = getattr(env, "more_params", ())
     if more and (words is not None or any(name in more for name in settings)):
@@ -171,7 +160,8 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
         raise ValueError(modules.reserved(label, "parameter", taken[0]))
     for name in settings:
         if name not in fields:
-            known = [*([] if own else _arguments(env, label)), *fields, *WRAPPER_SETTINGS]
+            arguments = _arguments(env, label) if by_name else []
+            known = [*arguments, *fields, *WRAPPER_SETTINGS]
             raise ValueError(suggest.unknown(f"setting of {label}:", name, known))
         settings[name] = _value(label, name, settings[name], getattr(params, name))
     if settings:
@@ -204,26 +194,21 @@ def _build(env: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
         env = wrappers.LimitTerminates(env)
     if wrapper_settings.get("action_repeat") is not None:
         env = wrappers.ActionRepeat(env, wrapper_settings["action_repeat"])
-    space = env.observation_space(params)
-    if hasattr(space, "n"):
+    if hasattr(env.observation_space(params), "n"):
         env = wrappers.OneHotObservation(env)
-    if wrapper_settings.get("observe") is not None:
-        env = wrappers.ObserveEntries(env, params, wrapper_settings["observe"])
-    for name, blurred in (("noise", wrappers.Noise), ("flicker", wrappers.Flicker)):
+    shown: dict[str, Any] = {"observe": wrappers.ObserveEntries, "noise": wrappers.Noise}
+    shown |= {"flicker": wrappers.Flicker, "frame_stack": wrappers.FrameStack}
+    for name, wrapper in shown.items():
         if wrapper_settings.get(name) is not None:
-            env = blurred(env, params, wrapper_settings[name])
-    if wrapper_settings.get("frame_stack") is not None:
-        env = wrappers.FrameStack(env, params, wrapper_settings["frame_stack"])
+            env = wrapper(env, params, wrapper_settings[name])
     if wrapper_settings.get("mask_actions") is False:
         env = wrappers.UnmaskedActions(env)
     if wrapper_settings.get("start_window") is not None:
         env = wrappers.StartWindow(env, wrapper_settings["start_window"])
-    for name, wrapper in (
-        ("clip_action", wrappers.ClipAction),
-        ("rescale_action", wrappers.RescaleAction),
-    ):
-        if wrapper_settings.get(name):
-            env = wrapper(env, params)
+    if wrapper_settings.get("clip_action"):
+        env = wrappers.ClipAction(env, params)
+    if wrapper_settings.get("rescale_action"):
+        env = wrappers.RescaleAction(env, params)
     return env, params
 
 
@@ -234,7 +219,7 @@ def _is_nan(value: Any) -> bool:
 def _arguments(env: Any, label: str) -> list[str]:
     """The constructor's arguments, or for an outside library those that its adapter passes on."""
     if "/" in label:
-        return [name for name in getattr(env, "arguments", ()) if name != "self"]
+        return list(getattr(env, "arguments", ()))
     return list(inspect.signature(type(env)).parameters)
 
 
@@ -274,7 +259,7 @@ def _construct(
     if slash:
         if library not in LIBRARIES:
             raise ValueError(_unknown_library(library, rest))
-        adapter = importlib.import_module(LIBRARIES[library], __package__)
+        adapter = importlib.import_module(f"envs.{library}")
         if rest in getattr(adapter, "BROKEN", {}):
             raise ValueError(f"{name} cannot be made: {adapter.BROKEN[rest]}")
         if rest not in adapter.names():

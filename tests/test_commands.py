@@ -85,7 +85,7 @@ def missing(config):
     if "/" not in str(config.env) or library not in registry.LIBRARIES:
         return ""
     try:
-        importlib.import_module(registry.LIBRARIES[library], registry.__package__).names()
+        importlib.import_module(f"envs.{library}").names()
     except (ImportError, ValueError):
         return library
     return ""

@@ -76,4 +76,4 @@ def test_every_setting_of_a_preset_is_read(algorithm, settings):
 
 
 def test_every_adapter_has_an_environment_here():
-    assert ONE.keys() == registry.LIBRARIES.keys()
+    assert ONE.keys() == set(registry.LIBRARIES)

@@ -46,9 +46,9 @@ def environments() -> dict[str, str]:
     known = [name for name in envs.names() if name not in registry.OWN]
     for kind, names in itertools.groupby(known, _kind):
         groups[f"gymnax, {kind.replace('_', ' ')}"] = ", ".join(names)
-    for library, module in registry.LIBRARIES.items():
+    for library in registry.LIBRARIES:
         try:
-            adapter = importlib.import_module(module, registry.__package__)
+            adapter = importlib.import_module(f"envs.{library}")
             listed = getattr(adapter, "listed", adapter.names)()
         except (ValueError, ImportError) as error:  # not installed: it names the pip command
             listed = [str(error)]

@@ -22,12 +22,12 @@ FOLDER = Path(ppo.__file__).parent
 @pytest.fixture
 def without_libraries(monkeypatch):
     """As where no outside library is installed."""
-    for library, module in registry.LIBRARIES.items():
+    for library in registry.LIBRARIES:
         theirs = {library, f"mujoco_{library}"}
         imported = [name for name in sys.modules if name.partition(".")[0] in theirs]
         for name in (*theirs, *imported):
             monkeypatch.setitem(sys.modules, name, None)
-        adapter = importlib.import_module(module, "envs")
+        adapter = importlib.import_module(f"envs.{library}")
         for cached in vars(adapter).values():
             if hasattr(cached, "cache_clear"):
                 cached.cache_clear()

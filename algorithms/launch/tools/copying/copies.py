@@ -49,7 +49,7 @@ def copy(module: Any, env: str | None = None) -> str:
             home, kind = registry.OWN[name]
             envs[name] = Key(f"envs{home}", kind)
         elif slash and library in registry.LIBRARIES:
-            adapters[library] = f"envs{registry.LIBRARIES[library]}"
+            adapters[library] = f"envs.{library}"
         elif ":" in name:
             raise UserError(f"--env {name}: pass an environment of your own to make_train")
         elif name not in registry.names():
