@@ -80,16 +80,10 @@ OVERCOOKED = ("overcooked", "overcooked_v2")
 REFUSALS = (TypeError, ImportError, ValueError, AssertionError, AttributeError, NotImplementedError)
 MABRAX = ("ant_4x2", "halfcheetah_6x1", "hopper_3x1", "humanoid_9|8", "walker2d_2x3")
 # Keyword arguments of MPE that are in no signature. MPE ignores names that it does not know.
-MPE_ARGUMENTS: tuple[str, ...] = (
-    "accel",
-    "c_noise",
-    "collide",
-    "contact_force",
-    "contact_margin",
-    "damping",
-    "mass",
+MPE_ARGUMENTS = (
+    *("accel", "c_noise", "collide", "contact_force", "contact_margin", "damping", "mass"),
+    *("max_speed", "moveable", "rad", "silent", "u_noise"),
 )
-MPE_ARGUMENTS += ("max_speed", "moveable", "rad", "silent", "u_noise")
 
 
 def names() -> list[str]:

@@ -30,8 +30,10 @@ from envs.adapter import Adapter, Step, library
 from envs.batch import ENDLESS
 from envs.gymnax import spaces
 
-NOT_TAKEN: tuple[str, ...] = ("Cleaner", "Connector", "JobShop", "LevelBasedForaging", "MMST")
-NOT_TAKEN += ("MultiCVRP", "RobotWarehouse", "SearchAndRescue", "Sokoban")
+NOT_TAKEN = (
+    *("Cleaner", "Connector", "JobShop", "LevelBasedForaging", "MMST"),
+    *("MultiCVRP", "RobotWarehouse", "SearchAndRescue", "Sokoban"),
+)
 
 
 def names() -> list[str]:

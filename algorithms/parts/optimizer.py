@@ -8,10 +8,12 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 # Functions of optax whose steps depend on the tensors that parameters are in.
-BY_TENSOR = {"adaptive_grad_clip", "centralize", "clip_by_block_rms", "masked", "partition"}
-BY_TENSOR |= {"scale_by_factored_rms", "scale_by_galore", "scale_by_muon", "scale_by_novograd"}
-BY_TENSOR |= {"scale_by_param_block_norm", "scale_by_param_block_rms", "scale_by_sm3"}
-BY_TENSOR |= {"scale_by_trust_ratio"}
+BY_TENSOR = {
+    *("adaptive_grad_clip", "centralize", "clip_by_block_rms", "masked", "partition"),
+    *("scale_by_factored_rms", "scale_by_galore", "scale_by_muon", "scale_by_novograd"),
+    *("scale_by_param_block_norm", "scale_by_param_block_rms", "scale_by_sm3"),
+    "scale_by_trust_ratio",
+}
 
 
 def on_one_vector(

@@ -73,6 +73,13 @@ def test_a_copy_is_as_short_as_it_was(name):
     assert copied(name).count("\n") <= LENGTHS[name]
 
 
+def test_no_name_that_a_copy_may_take_is_built_by_several_statements():
+    """A copy has the statement that defines a name, and would lose X |= {...}."""
+    files = *ROOT.glob("algorithms/parts/*.py"), *ROOT.glob("envs/*.py")
+    statements = [(file.name, x) for file in files for x in ast.parse(file.read_text()).body]
+    assert not [place for place, x in statements if isinstance(x, ast.AugAssign)]
+
+
 def test_a_copy_has_the_checks_of_settings_that_its_config_has():
     for name, has in (("ppo", False), ("sac", True)):
         assert ("def check_network(" in copied(name)) == has
