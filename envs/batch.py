@@ -123,14 +123,25 @@ class Batch:
 
         Returns observations (num_envs, ...) and the state.
         """
-        cut, limits = None, _limits(self.env, params) if self.stagger else []
-        if limits:
-            key, cut_key = jax.random.split(key)
-            longest = jnp.int32(functools.reduce(jnp.minimum, limits, jnp.array(ENDLESS)))
-            cut = jax.random.randint(cut_key, (self.num_envs,), 1, longest + 1)
+        if self.stagger:
+            key, cut = self._cut(key, params)
         starts = self.draw(key, params)
-        observation, state = jax.tree.map(lambda x: x[0], starts)
-        return observation, BatchState(state, starts, jnp.zeros((), jnp.int32), cut=cut)
+        observation, first = jax.tree.map(lambda x: x[0], starts)
+        state = BatchState(first, starts, jnp.zeros((), jnp.int32))
+        if self.stagger:
+            state = dataclasses.replace(state, cut=cut)
+        return observation, state
+
+    def _cut(self, key: jax.Array, params: Any) -> tuple[jax.Array, jax.Array | None]:
+        """A key for the start states, and the first `cut`; None without a time limit."""
+        frames = [limit_of(self.env, params), getattr(self.env, "max_steps", None)]
+        repeat = getattr(self.env, "action_repeat", 1)
+        limits = [-(-limit // repeat) for limit in frames if limit is not None]
+        if not limits:
+            return key, None
+        key, cut_key = jax.random.split(key)
+        longest = jnp.int32(functools.reduce(jnp.minimum, limits, jnp.array(ENDLESS)))
+        return key, jax.random.randint(cut_key, (self.num_envs,), 1, longest + 1)
 
     def episodes(self, shape: tuple[int, ...] = ()) -> EpisodeStatistics:
         """Statistics of episodes, of which there are none yet; `shape` is that of one reward."""
@@ -152,7 +163,7 @@ class Batch:
         keys = jax.random.split(key, self.num_envs)
         step = jax.vmap(lambda k, s, a: transition(self.env, k, s, a, params))
         final, final_state, reward, terminated, truncated, info = step(keys, state.env, action)
-        if state.cut is not None:
+        if self.stagger and state.cut is not None:
             state = dataclasses.replace(state, cut=state.cut - 1)
             truncated |= (state.cut == 0) & ~terminated
         done = terminated | truncated
@@ -183,13 +194,6 @@ class Batch:
         keys = jax.random.split(key, self.depth * self.num_envs)  # flat: compiles much faster
         starts = jax.vmap(self.env.reset_env, (0, None))(keys, params)
         return jax.tree.map(lambda x: x.reshape(self.depth, self.num_envs, *x.shape[1:]), starts)
-
-
-def _limits(env: Any, params: Any) -> list[Any]:
-    """The time limits of an environment, in steps."""
-    frames = [limit_of(env, params), getattr(env, "max_steps", None)]
-    repeat = getattr(env, "action_repeat", 1)
-    return [-(-limit // repeat) for limit in frames if limit is not None]
 
 
 def choose(flags: jax.Array, these: Any, others: Any) -> Any:

@@ -112,18 +112,13 @@ def evaluate(
     rng, reset_rng = jax.random.split(rng)
     reset_keys = keys_of(reset_rng)
     observation, env_state = jax.vmap(env.reset_env, (0, None))(reset_keys, env_params)
-
-    has_mask = hasattr(env, "action_mask")
-
-    def first_memory(observation):
-        return policy(state, observation)[1]
-
-    memory = jax.eval_shape(jax.vmap(first_memory), observation)
-    memory = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), memory)
+    memory = loops.zeros(jax.vmap(lambda seen: policy(state, seen)[1]), observation)
 
     def step_once(key, observation, env_state, memory):
-        mask = {"mask": env.action_mask(env_state, env_params)} if has_mask else {}
-        action, memory = policy(state, observation, memory, **mask)
+        more = {}
+        if hasattr(env, "action_mask"):
+            more["mask"] = env.action_mask(env_state, env_params)
+        action, memory = policy(state, observation, memory, **more)
         *stepped, info = transition(env, key, env_state, action, env_params)
         memory = rewarded(memory, stepped[2])
         return *stepped, {name: info["metrics"][name] for name in kinds(env)}, memory

@@ -64,8 +64,8 @@ RANDOM = by_function(random_action)
 def fresh_memory(player: Player, observation: jax.Array, mask: jax.Array) -> Any:
     """A player's memory before the first move, given what both agents see (2, ...)."""
     key = jax.eval_shape(lambda: jax.random.key(0)) if player.sample else None
-    memory = jax.eval_shape(player.policy, player.state, observation, None, key, mask)[1]
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), memory)
+    after = lambda *args: player.policy(*args)[1]
+    return loops.zeros(after, player.state, observation, None, key, mask)
 
 
 def answer(

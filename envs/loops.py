@@ -57,6 +57,11 @@ def equations(of: ClosedJaxpr | Jaxpr) -> float:
     return total
 
 
+def zeros(function: Callable, *args: Any) -> Any:
+    """Zeros in the shapes and dtypes of function(*args), which is not computed."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *args))
+
+
 def repeat_while(unfinished: Callable, step: Callable, carry: Any) -> Any:
     """`jax.lax.while_loop` of steps, of which a few more than needed must do no harm.
 

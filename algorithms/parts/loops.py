@@ -8,12 +8,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from envs import loops
-from envs.loops import scan
-
-
-def zeros(function: Callable, *args: Any) -> Any:
-    """Zeros in the shapes and dtypes of function(*args)."""
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *args))
+from envs.loops import scan, zeros
 
 
 @jax.custom_batching.custom_vmap

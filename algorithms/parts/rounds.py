@@ -78,11 +78,6 @@ class Rounds:
         return self.num_steps * self.config.num_envs
 
     @property
-    def round_steps(self) -> int:
-        """Steps of all environments in a round."""
-        return self.config.num_envs * self.config.train_every
-
-    @property
     def acting(self) -> tuple[int, int, int]:
         """Shape of an update's random numbers for acting: (rounds, train_every, num_envs)."""
         return self.count, self.config.train_every, self.config.num_envs
@@ -99,7 +94,7 @@ class Rounds:
 
     def before(self, steps: int) -> int:
         """Rounds of the run before the one with the last of so many steps; -1 for no steps."""
-        return -(-steps // self.round_steps) - 1
+        return -(-steps // (self.config.num_envs * self.config.train_every)) - 1
 
     def run(self, round: Callable, state: Any, noise: Any, draws: Any) -> tuple[Any, dict]:
         """The rounds of an update: the state after them, and metrics.

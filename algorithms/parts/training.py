@@ -13,9 +13,9 @@ from jax.flatten_util import ravel_pytree
 import envs
 from algorithms.parts import reads, shards, spreads
 from algorithms.parts.fields import check_kind, check_reals, with_plain_values
-from algorithms.parts.loops import zeros
 from envs import sums
 from envs.episodes import SUMS
+from envs.loops import zeros
 from envs.sums import Sum
 from envs.usual_jax import with_usual_jax
 
@@ -316,23 +316,24 @@ def _train(config, env_params, rng, state, learn, algorithm, env, num_evals, deb
         episodes = envs.evaluate(policy, state, env, env_params, rng, number, only)
         values = shards.gathered(episodes, number)._asdict()
         values["return"], more = values.pop("episode_return"), values.pop("metrics")
-        more |= own.measure(state) if own.measure else {}
+        if own.measure is not None:
+            more |= own.measure(state)
         return {f"eval_{name}": x for name, x in (values | more).items()}
 
     def point(state, count):
         """A row of the learning curve, after `count` updates."""
         state, metrics = updates(state, count)
         episodes, cleared = shards.summed(state.episodes, SUMS).metrics()
-        env_state = state.env_state
-        if reports(env_state):
-            own_metrics = shards.summed(env_state.metrics, ("totals", "count"))
-            episodes, own_metrics = own_metrics.of_point(episodes)
-            env_state = env_state.replace(metrics=own_metrics)
+        state = state.replace(episodes=cleared)
+        if reports(state.env_state):
+            reported = shards.summed(state.env_state.metrics, ("totals", "count"))
+            episodes, reported = reported.of_point(episodes)
+            state = state.replace(env_state=state.env_state.replace(metrics=reported))
         metrics |= episodes
         metrics["timestep"] = timestep(config, steps, state.update)
         if config.num_eval_episodes:
             metrics |= evaluation(state)
-        return state.replace(episodes=cleared, env_state=env_state), metrics
+        return state, metrics
 
     counts = [num_updates(config, steps) // num_points(config, steps)] * num_evals
     if state is None:
