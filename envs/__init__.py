@@ -19,16 +19,3 @@ from envs.interface import check_interface
 from envs.levels import Level
 from envs.registry import make, names
 from envs.reports import batch
-
-__all__ = [
-    "BatchState",
-    "Episodes",
-    "Level",
-    "batch",
-    "check_ends",
-    "check_interface",
-    "evaluate",
-    "for_critics",
-    "make",
-    "names",
-]
