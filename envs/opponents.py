@@ -80,12 +80,15 @@ def against(game: Any, settings: dict[str, Any]) -> "Against":
         raise ValueError(
             f"opponent={opponent!r}: give random, the directory of a run, or in Python a function"
         )
-    _check_fits(player, game, opponent)
-    return Against(game, player)
+    memory = _check_fits(player, game, opponent)
+    return Against(game, player, remembers=bool(jax.tree.leaves(memory)))
 
 
-def _check_fits(player: games.Player, game: Any, opponent: Any) -> None:
-    """Refuses an opponent that fails on the game's observations, or gives no actions."""
+def _check_fits(player: games.Player, game: Any, opponent: Any) -> Any:
+    """Refuses an opponent that fails on the game's observations, or gives no actions.
+
+    Returns the shapes of its memory.
+    """
     params = game.default_params
 
     def act(key):
@@ -93,16 +96,17 @@ def _check_fits(player: games.Player, game: Any, opponent: Any) -> None:
         observation, state = game.reset_env(reset_key, params)
         mask = game.action_mask(state, params)
         memory = games.fresh_memory(player, observation, mask)
-        return games.answer(player, key, observation, mask, jnp.int32(0), memory)[0]
+        return games.answer(player, key, observation, mask, jnp.int32(0), memory)
 
     try:
-        actions = jax.eval_shape(act, jax.eval_shape(lambda: jax.random.key(0)))
+        actions, memory = jax.eval_shape(act, jax.eval_shape(lambda: jax.random.key(0)))
     except Exception as error:
         why = str(error).strip().partition("\n")[0]
         raise ValueError(f"opponent={opponent!r} does not fit {game.name}: {why}") from error
     if actions.shape != (2,):
         shape = actions.shape[1:]
         raise ValueError(f"opponent={opponent!r}: an action is a number, not an array {shape}")
+    return memory
 
 
 class Against(Environment):
@@ -112,13 +116,13 @@ class Against(Environment):
       wrapped, chance, hidden_information, arguments: as of the game.
     """
 
-    def __init__(self, game: Any, player: games.Player):
+    def __init__(self, game: Any, player: games.Player, remembers: bool):
         super().__init__()
         self.game, self.player = game, player._replace(state=None)
         self.wrapped, self.arguments = game.wrapped, game.arguments
         self.chance, self.hidden_information = game.chance, game.hidden_information
         self._default = Params(game.default_params.max_steps_in_episode, player.state)
-        self._remembers = bool(jax.tree.leaves(self._fresh(player)))
+        self._remembers = remembers
 
     @property
     def name(self) -> str:
@@ -166,16 +170,6 @@ class Against(Environment):
 
     def is_truncated(self, state, params):
         return self.game.is_truncated(state.inner, params)
-
-    def _fresh(self, player):
-        """Shapes of a player's memory."""
-
-        def memory(key):
-            observation, state = self.game.reset_env(key, self._default)
-            mask = self.game.action_mask(state, self._default)
-            return games.fresh_memory(player, observation, mask)
-
-        return jax.eval_shape(memory, jax.eval_shape(lambda: jax.random.key(0)))
 
     def _observe(self, state):
         """What the learner sees, float32 (...)."""
