@@ -678,7 +678,7 @@ def learner(config: Config, env: Any, env_params: Any) -> parts.Learner:
             steps = (number + 1) * config.train_every
             index, taken = parts.fresh_windows(buffer, steps, index, taken)
         rows = state.replay.transitions
-        records = parts.records(buffer, state.replay, rows.steps, index)  # detail 2
+        records = parts.records(buffer, rows.steps, index)  # detail 2
         z = jax.nn.one_hot(rows.z[index], config.classes)
         action = model.vector(records.action, 2)
         return World(rows.h[index].astype(jnp.float32), z, action[0]), records, action, taken

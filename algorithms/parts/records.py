@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from algorithms.parts.replay import Replay, ReplayBuffer, Transition
+from algorithms.parts.replay import ReplayBuffer, Transition
 
 
 class Records(NamedTuple):
@@ -39,12 +39,11 @@ def places(done: jax.Array) -> tuple[jax.Array, jax.Array]:
     return row, steps[:, None] > jnp.take_along_axis(place, row, 0)
 
 
-def records(buffer: ReplayBuffer, replay: Replay, steps: Transition, index: jax.Array) -> Records:
+def records(buffer: ReplayBuffer, steps: Transition, index: jax.Array) -> Records:
     """The first buffer.n_step records, (n_step, batch), from the rows that start at index (batch,).
 
     Args:
       buffer: its windows are of n_step rows, which are at least as many records.
-      replay: its state.
       steps: the rows' transitions, a part of what the buffer holds, with its leading axis.
       index: rows that windows start at, which are never ends of episodes. The `reward` and `first`
         of the first record are not known, and are 0 and False.

@@ -58,7 +58,7 @@ def test_records_are_those_of_a_plain_loop(num_envs, ends):
     steps = rows_of(rng, 20, num_envs, ends)
     buffer = buffer_of(num_envs)
     index = jnp.arange(20 * num_envs)
-    found = jax.jit(lambda index: parts.records(buffer, None, steps, index))(index)
+    found = jax.jit(lambda index: parts.records(buffer, steps, index))(index)
     found, steps = jax.device_get((found, steps))  # reading one number of jax's takes long
     assert found.row.shape == (LENGTH, 20 * num_envs)
     for start in range(20 * num_envs):
@@ -75,7 +75,7 @@ def test_records_of_bits_stay_bits():
     steps = steps._replace(
         observation=bits(steps.observation), final_observation=bits(steps.final_observation)
     )
-    found = parts.records(buffer_of(1), None, steps, jnp.arange(3))
+    found = parts.records(buffer_of(1), steps, jnp.arange(3))
     assert found.observation.dtype == bool
 
 
