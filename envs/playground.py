@@ -112,13 +112,7 @@ class Playground(Physics):
     model = "_mjx_model"
 
     def __init__(
-        self,
-        name: str,
-        wrapped: Any,
-        max_steps: int,
-        precision: str,
-        both: bool,
-        warp: bool = False,
+        self, name: str, wrapped: Any, max_steps: int, precision: str, both: bool, warp: bool
     ):
         self._both = both
         if warp:

@@ -291,6 +291,7 @@ class ActionRepeat(Wrapper):
     def __init__(self, env: Any, action_repeat: int):
         super().__init__(env)
         self.action_repeat = _whole("action_repeat", action_repeat, "frames")
+        self._sums = [name for name, kind in kinds(env).items() if kind == "sum"]
 
     def step_env(self, key, state, action, params):
         keys = jax.random.split(key, self.action_repeat)
@@ -310,20 +311,16 @@ class ActionRepeat(Wrapper):
         """The info with summed entries as float32, because a bool or a small integer cannot hold a
         sum."""
         of = lambda values, names: values | {n: jnp.asarray(values[n], jnp.float32) for n in names}
-        sums = [name for name, kind in kinds(self.env).items() if kind == "sum"]
-        if sums:
-            info = {**info, "metrics": of(info["metrics"], sums)}
+        if self._sums:
+            info = {**info, "metrics": of(info["metrics"], self._sums)}
         return of(info, ["shaped_reward"]) if shapes(self.env) else info
 
     def _summed(self, before: dict[str, Any], info: dict[str, Any]) -> dict[str, Any]:
         """Sums over the frames: metrics that are sums over an episode, and shaped rewards."""
-        sums = [name for name, kind in kinds(self.env).items() if kind == "sum"]
-        values = info.get("metrics", {})
-        added = {name: before["metrics"][name] + values[name] for name in sums}
-        info = {**info, "metrics": {**values, **added}} if sums else info
-        if shapes(self.env):
-            info = {**info, "shaped_reward": before["shaped_reward"] + info["shaped_reward"]}
-        return info
+        added = lambda old, new, names: new | {name: old[name] + new[name] for name in names}
+        if self._sums:
+            info = {**info, "metrics": added(before["metrics"], info["metrics"], self._sums)}
+        return added(before, info, ["shaped_reward"]) if shapes(self.env) else info
 
 
 class ObserveEntries(Wrapper):
