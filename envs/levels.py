@@ -58,16 +58,14 @@ def split(key: jax.Array | Level) -> tuple[Any, jax.Array]:
     return dataclasses.replace(key, key=jax.random.key_data(inner)), own
 
 
-def batch_of_levels(
-    env: Any, num_envs: int, num_steps: int, window: int | None = None
-) -> Batch:  # fmt: skip
+def batch_of_levels(env: Any, num_envs: int, num_steps: int) -> Batch:
     """`envs.batch` of environments that start in levels.
 
     `reset` and `refill` take the levels of the stock in place of a key, leading axes (depth,
     num_envs). The environments start in those of the first row. An episode that ends in window i of
     the steps is followed by one in its level of row i.
     """
-    made: Any = batch(env, num_envs, num_steps, window)
+    made: Any = batch(env, num_envs, num_steps)
     made.draw = functools.partial(_stock, made)
     return made
 

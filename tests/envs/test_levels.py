@@ -68,8 +68,8 @@ def test_levels_without_randomised_parameters_are_keys():
 
 def test_episodes_of_a_batch_restart_in_the_levels_of_their_stock():
     """Episodes of 3 steps, and two windows of 4."""
-    env, params = envs.make("CartPole-v1", randomize=POLE, max_steps=3)
-    batch = levels.batch_of_levels(env, 2, 8, window=4)
+    env, params = envs.make("CartPole-v1", randomize=POLE, max_steps=3, start_window=4)
+    batch = levels.batch_of_levels(env, 2, 8)
     drawn = [levels.draw(env, jax.random.key(i), (2, 2)) for i in range(2)]
     assert drawn[0].key.shape == (2, 2, 2) and len(np.unique(drawn[0].shares)) == 8
     start = jax.vmap(jax.vmap(lambda level: levels.start(env, level, params)[0]))

@@ -97,8 +97,9 @@ def test_visits_to_one_level_are_summed():
 @pytest.mark.parametrize("num_steps, window", [(24, 8), (20, 8), (9, 1), (5, 30)])
 def test_steps_belong_to_visits_as_the_batch_restarts(num_steps, window):
     """The level of each step is read off a real batch, with episodes of 1 to 8 steps."""
-    env, params = envs.make(tasks.Reporting(spread=True), randomize="reward:uniform:0:1")
-    batch = envs.levels.batch_of_levels(env, 6, num_steps, window)
+    settings = {"randomize": "reward:uniform:0:1", "start_window": window}
+    env, params = envs.make(tasks.Reporting(spread=True), **settings)
+    batch = envs.levels.batch_of_levels(env, 6, num_steps)
 
     @jax.jit
     def start(params):
