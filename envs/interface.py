@@ -263,6 +263,12 @@ def check_library(name: str, part: str, space: Any) -> None:
         raise ValueError(f"{part} of {name} has lists as bounds: give numbers or jnp.array(...)")
 
 
+def is_bounded(space: Any) -> bool:
+    """Whether a Box is finite; bounds that are traced count as finite."""
+    bounds = [x for x in (space.low, space.high) if not isinstance(x, jax.core.Tracer)]
+    return all(np.isfinite(x).all() for x in bounds)
+
+
 def name_of(env: Any) -> str:
     """An environment's name, or the name of its class."""
     inner = env

@@ -12,6 +12,7 @@ from envs import levels
 from envs.batch import limit_name, limit_of, with_limit
 from envs.behaviour import of_user
 from envs.gymnax import Wrapper, spaces
+from envs.interface import is_bounded
 from envs.metrics import kinds
 from envs.shaping import earns_after_leaving, shapes
 
@@ -472,8 +473,7 @@ class RescaleAction(_BoxAction):
     def __init__(self, env: Any, params: Any):
         super().__init__(env, params)
         space = env.action_space(params)
-        bounds = [x for x in (space.low, space.high) if not isinstance(x, jax.core.Tracer)]
-        if not all(np.isfinite(x).all() for x in bounds):
+        if not is_bounded(space):
             raise ValueError(f"rescale_action needs actions with bounds; {env.name} has {space}")
 
     def step_env(self, key, state, action, params):

@@ -27,7 +27,6 @@ from algorithms.parts.checks import (
     check_minibatches,
     check_samples,
     check_sizes,
-    is_bounded,
 )
 from algorithms.parts.fields import (
     bounds,
@@ -94,5 +93,6 @@ from algorithms.parts.training import (
     with_environment,
 )
 from algorithms.parts.twohot import Bins, symexp, symlog
+from envs.interface import is_bounded
 from envs.shaping import earns_after_leaving
 from envs.usual_jax import usual_jax, with_usual_jax

@@ -12,6 +12,7 @@ import envs
 from algorithms.parts import layers
 from algorithms.parts.info import Info, file_of, kinds_of, takes_agents, that_take
 from envs.behaviour import of_user
+from envs.interface import is_bounded
 from envs.warn import warn
 
 LARGEST = 2**31 - 1  # sizes are int32 inside the program
@@ -279,9 +280,3 @@ def _do(names: list[str], one: str, many: str) -> str:
     """A subject with its verb: "c51 and dqn do"; "" without names."""
     listed = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
     return f"{listed} {one if len(names) == 1 else many}" if names else ""
-
-
-def is_bounded(space: Any) -> bool:
-    """Whether a Box is finite; bounds that are traced count as finite."""
-    bounds = [x for x in (space.low, space.high) if not isinstance(x, jax.core.Tracer)]
-    return all(np.isfinite(x).all() for x in bounds)

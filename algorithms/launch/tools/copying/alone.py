@@ -98,7 +98,7 @@ def check_spaces(info: Any, config: Any, env: Any, env_params: Any) -> None:
     for name, value in (("agents", agents), ("actions", kind)):
         if value not in info[name]:
             raise ValueError(f"{told()}; {info['title']} takes {name}: {info[name]}")
-    if "discrete" not in info["actions"] and not checks.is_bounded(actions):
+    if "discrete" not in info["actions"] and not interface.is_bounded(actions):
         raise ValueError(f"{told()}; {info['title']} takes actions with bounds")
     if hasattr(env, "action_mask") and not info["masks"]:
         raise ValueError(f"{env.name} has an action_mask, which {info['title']} would not heed")
