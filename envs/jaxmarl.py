@@ -117,8 +117,7 @@ def construct(name: str, settings: dict[str, Any]) -> tuple["JaxMARL", dict[str,
       ValueError: JaxMARL or a library that this environment needs is missing, or its constructor
         refuses the settings.
     """
-    settings = {k: _named(name, k, v) for k, v in settings.items()}
-    arguments = dict(settings)
+    arguments = {k: _named(name, k, v) for k, v in settings.items()}
     left: dict[str, Any] = {}
     limit = arguments.pop("max_steps_in_episode", None)
     if name in OVERCOOKED:
@@ -376,7 +375,9 @@ class MPE(Late):
         """Agents, landmarks and messages."""
         visualizer = importlib.import_module("jaxmarl.environments.mpe.mpe_visualizer")
         with _without_display(visualizer), contextlib.redirect_stdout(io.StringIO()):
-            return _picture(visualizer.MPEVisualizer(self.wrapped, [state.inner]).fig)
+            canvas = visualizer.MPEVisualizer(self.wrapped, [state.inner]).fig.canvas
+            canvas.draw()
+            return np.array(canvas.buffer_rgba())[..., :3]
 
 
 class SpeakerListener(MPE):
@@ -601,11 +602,6 @@ def _subplots(*_: Any, **__: Any) -> tuple[Any, Any]:
 
     figure = FigureCanvasAgg(Figure(figsize=(4.0, 4.0), dpi=100)).figure
     return figure, figure.subplots()
-
-
-def _picture(figure: Any) -> np.ndarray:
-    figure.canvas.draw()
-    return np.array(figure.canvas.buffer_rgba())[..., :3]
 
 
 @contextlib.contextmanager

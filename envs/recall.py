@@ -51,12 +51,6 @@ def _whole(name: str, value: Any, least: int, most: float = math.inf) -> int:
     return value
 
 
-def _flag(name: str, value: Any) -> bool:
-    if type(value) is not bool:
-        raise ValueError(f"{name}={value!r}: give True or False")
-    return value
-
-
 # --- T-Maze -----------------------------------------------------------------------------------
 
 
@@ -97,7 +91,9 @@ class TMaze(_Task):
 
     def __init__(self, length: int = 10, passive: bool = False):
         super().__init__("TMaze-v0", 4, 4)
-        self.length, self.passive = _whole("length", length, 1), _flag("passive", passive)
+        self.length, self.passive = _whole("length", length, 1), passive
+        if type(passive) is not bool:
+            raise ValueError(f"passive={passive!r}: give True or False")
 
     @property
     def default_params(self) -> TMazeParams:
