@@ -22,7 +22,7 @@ from envs.warn import warn
 LIMIT, NO_LIMIT = 2, 1_000_000  # time limits of the episodes that are played, in steps
 STEPS = 3  # of these episodes that are played
 SLACK = 1000  # steps beyond twice the time limit, after which an evaluation is cut
-EPISODES, LENGTH = 16, 64  # episodes whose discrete observations are looked at, and their steps
+EPISODES, LENGTH = 16, 64  # episodes that are played with random actions, and their steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +47,8 @@ def check_behaviour(env: Any, env_params: Any) -> None:
       ValueError: a discrete observation outside its space, which would be seen as zeros.
 
     Warns of a step that counts its time limit as an end of the task, of actions that nobody is
-    rewarded for, of functions that depend on more than their arguments, and of what they do with
-    keys.
+    rewarded for, of functions that depend on more than their arguments, of what they do with keys,
+    and of agents whose rewards or `info["alive"]` are not what they are said to be.
     """
     from envs.gymnax import Gymnax  # late: it takes seconds to import
 
@@ -89,6 +89,7 @@ def _check(asked: _Asked) -> None:
     env, params = asked.env, asked.params
     with jax.ensure_compile_time_eval():  # values are needed, also inside a trace
         check_discrete(env, params)
+        warn_of_teams(env, params)
         has_old_flag = done_includes_limit(env, params)
     for traced in functions(env, params):
         whose = f"{traced.name} of {env.name}"
@@ -331,27 +332,9 @@ def check_discrete(env: Any, params: Any) -> None:
         return
     env = encoded[0]
     space = env.observation_space(params)
-
-    def seen(key):
-        """The least and the largest observation of an episode's first steps."""
-        reset_key, key = jax.random.split(key)
-        first, state = env.reset_env(reset_key, params)
-
-        def step(carry, key):
-            state, over, least, largest = carry
-            action_key, key = jax.random.split(key)
-            action = _action(env, action_key, state, params)
-            observation, state, _, terminated, _ = env.step_env(key, state, action, params)
-            least = jnp.where(over, least, jnp.minimum(least, observation.min()))
-            largest = jnp.where(over, largest, jnp.maximum(largest, observation.max()))
-            over = over | terminated | env.is_truncated(state, params)
-            return (state, over, least, largest), None
-
-        carry = state, jnp.zeros((), bool), first.min(), first.max()
-        return jax.lax.scan(step, carry, jax.random.split(key, LENGTH))[0][2:]
-
-    least, largest = jax.jit(jax.vmap(seen))(jax.random.split(jax.random.key(0), EPISODES))
-    wrong = [int(x) for x in (least.min(), largest.max()) if not 0 <= x < space.n]
+    first, going, (later,) = _played(env, params, lambda observation, *_: (observation,))
+    seen = np.append(first, later[going])
+    wrong = [int(x) for x in (seen.min(), seen.max()) if not 0 <= x < space.n]
     if wrong:
         raise ValueError(
             f"{env.name} returns the observation {wrong[0]}, which is outside of {space}: its "
@@ -359,7 +342,63 @@ def check_discrete(env: Any, params: Any) -> None:
         )
 
 
-# --- of both ----------------------------------------------------------------------------------
+# --- several agents ---------------------------------------------------------------------------
+
+
+def warn_of_teams(env: Any, params: Any) -> None:
+    """Warns of a team's reward that differs, and of agents that are gone from the first step on."""
+    shared = getattr(env, "shared_reward", False)
+    if getattr(env, "num_agents", None) is None:
+        return
+    _, going, (rewards, alive) = _played(
+        env, params, lambda _, reward, info: (reward, info.get("alive", jnp.ones(1, bool)))
+    )
+    apart = going & ~np.isclose(rewards.min(-1), rewards.max(-1))
+    if shared and apart.any():
+        one, other = (float(x(rewards[apart][0])) for x in (np.min, np.max))
+        warn(
+            f"agents of {env.name} have different rewards in one step ({one:.6g} and {other:.6g}), "
+            "and shared_reward = True says that they are the same: leave it out where rewards are "
+            "each agent's own"
+        )
+    if not alive[:, 0].any() and going[:, 1].any():
+        warn(
+            f'info["alive"] of {env.name} is False for all agents after the first step, and steps '
+            "of agents that have left teach nothing: it is True for those that have not"
+        )
+
+
+# --- of several -------------------------------------------------------------------------------
+
+
+def _played(env: Any, params: Any, look: Callable[..., tuple[Any, ...]]) -> tuple[Any, Any, Any]:
+    """Plays a few episodes with random actions.
+
+    Args:
+      look: of a step's observation, reward and info, what is asked for.
+
+    Returns:
+      The first observations (EPISODES, ...), whether a step belongs to the episode
+      (EPISODES, LENGTH), and what was seen after it (EPISODES, LENGTH, ...).
+    """
+
+    def episode(key):
+        reset_key, key = jax.random.split(key)
+        first, state = env.reset_env(reset_key, params)
+
+        def step(carry, key):
+            state, over = carry
+            action_key, key = jax.random.split(key)
+            action = _action(env, action_key, state, params)
+            observation, state, reward, terminated, info = env.step_env(key, state, action, params)
+            ended = over | terminated | env.is_truncated(state, params)
+            return (state, ended), (~over, look(observation, reward, info))
+
+        start = state, jnp.zeros((), bool)
+        return first, *jax.lax.scan(step, start, jax.random.split(key, LENGTH))[1]
+
+    keys = jax.random.split(jax.random.key(0), EPISODES)
+    return jax.tree.map(np.asarray, jax.jit(jax.vmap(episode))(keys))
 
 
 def _action(env: Any, key: jax.Array, state: Any, params: Any) -> jax.Array:

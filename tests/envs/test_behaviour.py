@@ -417,6 +417,62 @@ def test_discrete_observations_inside_their_space_are_taken():
     envs.check_interface(*envs.make(Places(0), done_includes_limit=True))
 
 
+# --- several agents ---------------------------------------------------------------------------
+
+
+class Crew(New):
+    """Rewards, and who is still there, of two agents: `rewards` in all steps but the fourth."""
+
+    num_agents = 2
+
+    def __init__(self, shared_reward, rewards=(1.0, 1.0), gone=None):
+        self.shared_reward, self.rewards, self.gone = shared_reward, rewards, gone
+
+    def reset_env(self, key, params):
+        return jnp.zeros((2, 1)), Time(jnp.zeros((), jnp.int32))
+
+    def step_env(self, key, state, action, params):
+        _, state, _, ended, _ = super().step_env(key, state, action.sum(), params)
+        rewards = jnp.where(state.time == 4, jnp.array(self.rewards), 1.0)
+        info = {} if self.gone is None else {"alive": state.time < jnp.array(self.gone)}
+        return jnp.zeros((2, 1)), state, rewards, ended, info
+
+
+APART = (
+    "agents of Crew have different rewards in one step (-1 and 2), and shared_reward = True says "
+    "that they are the same: leave it out where rewards are each agent's own"
+)
+GONE = (
+    'info["alive"] of Crew is False for all agents after the first step, and steps of agents that '
+    "have left teach nothing: it is True for those that have not"
+)
+
+
+@pytest.mark.parametrize(
+    "shared, rewards, gone, expected",
+    [
+        (True, (2.0, -1.0), None, [APART]),
+        (True, (2.0, 2.0), None, []),
+        (False, (2.0, -1.0), None, []),
+        (False, (1.0, 1.0), (1, 0), [GONE]),
+        (True, (2.0, -1.0), (0, 0), [APART, GONE]),
+        (False, (1.0, 1.0), (2, 0), []),
+        (False, (1.0, 1.0), (99, 99), []),
+    ],
+)
+def test_teams_that_are_not_what_they_say_are_told_of(shared, rewards, gone, expected):
+    given = envs.make(Crew(shared, rewards, gone))
+    assert told(envs.check_interface, *given) == expected
+
+
+def test_rewards_and_agents_after_the_end_do_not_count():
+    """All have left with a first step that ends; rewards differ in the fourth."""
+    given = envs.make(Crew(True, (2.0, -1.0), (1, 1)), max_steps_in_episode=1)
+    assert told(envs.check_interface, *given) == []
+    given = envs.make(Crew(True, (2.0, -1.0)), max_steps_in_episode=3)
+    assert told(envs.check_interface, *given) == []
+
+
 # --- functions that depend on more than their arguments ---------------------------------------
 
 
