@@ -26,7 +26,7 @@ class Loaded(NamedTuple):
     """A run, at one point. With trial="all" what belongs to trials has an axis (num_trials,)."""
 
     module: Any
-    config: Any  # of all trials with swept floats, these are (num_trials,)
+    config: Any  # of all trials with swept floats, these are (num_trials,); a population's best
     state: Any  # the whole state where it was kept, else `Acting`: a pytree, too
     policy: Callable  # policy(state, observation, memory=None, rng=None) -> action, memory
     metrics: Metrics  # up to that point, of all trials, (num_trials, points, ...)
@@ -113,10 +113,13 @@ def _load(
     points = [p for p in history if p <= max(chosen)]
     if trials.floats:
         config = trials.configs(config) if trial is None else trials.config(config, trial)
+    state = state if trial is None else one_trial(state, 0)
+    if isinstance(module, population.Population):  # its floats change while it trains
+        config = config.replace(**state.policy.floats)
     return Loaded(
         module,
         config,
-        state if trial is None else one_trial(state, 0),
+        state,
         module.make_policy(config),
         stack(history[p] for p in points),
         points,

@@ -293,6 +293,7 @@ def test_the_policy_is_the_best_members(run):
     np.testing.assert_array_equal(
         loaded.state.policy.floats["gamma"], run.metrics["member_gamma"][1, -1, best]
     )
+    assert loaded.config.gamma == loaded.state.policy.floats["gamma"] != CONFIG.gamma
     action, _ = loaded.policy(loaded.state, jnp.ones(4))
     weights = run.state.members.policy["weights"][1, best]
     assert int(action) == int(weights.sum() * 4 > 0)
@@ -420,6 +421,7 @@ def test_a_population_from_the_command_line(run, no_picture, tmp_path, capsys, m
     assert "2 populations of 8 members (seeds 3 to 4)" in said
     loaded = launch.load(tmp_path / "one", trial=None, module=toy)
     np.testing.assert_array_equal(loaded.metrics["parent"], run.metrics["parent"])
+    np.testing.assert_array_equal(loaded.config.gamma, loaded.state.policy.floats["gamma"])
     cli.main(toy, ["--evaluate", "one", "--episodes", "2", "--trial", "all"])
     assert "all 2 seeds: 4 episodes" in capsys.readouterr().out
 
