@@ -156,8 +156,9 @@ class Progress:
 
 
 def returns(metrics: Metrics) -> list[str]:
-    """Evaluation and training return: mean over the trials, and the range of several [min, max]."""
-    labels = {"eval_return": "evaluation return", "episode_return": "training return"}
+    """Exploitability, evaluation and training return: means over the trials, and [min, max]."""
+    labels = {"eval_exploitability": "exploitability"}  # a return against itself says nothing
+    labels |= {"eval_return": "evaluation return", "episode_return": "training return"}
     texts = {label: columns({n: metrics[n]}) for n, label in labels.items() if n in metrics}
     return [f"{label} {', '.join(map(_spread, v.values()))}" for label, v in texts.items()]
 

@@ -158,6 +158,17 @@ def test_steps_have_three_digits(number, text):
     assert progress.short(number) == text
 
 
+def test_a_line_begins_with_what_says_most():
+    """In a poker game that is the exploitability: a policy's return against itself is none."""
+    row = {"episode_return": np.array([1.0, 2.0]), "eval_return": np.array([0.1, 0.5])}
+    assert progress.returns(row) == [
+        "evaluation return 0.3 [0.1, 0.5]",
+        "training return 1.5 [1, 2]",
+    ]
+    row["eval_exploitability"] = np.array([0.25, 0.75])
+    assert progress.returns(row)[0] == "exploitability 0.5 [0.25, 0.75]"
+
+
 def test_wins_and_stalemates_come_from_the_ends_of_episodes(tmp_path):
     """One trial, one point, four episodes: player 1 wins, player 0 wins, a stalemate with rewards
     of either sign, and both win."""
