@@ -74,7 +74,7 @@ def transition(env: Any, key: jax.Array, state: Any, action: jax.Array, params: 
     0 would not keep them out of a loss.
     """
     observation, state, reward, terminated, info = env.step_env(key, state, action, params)
-    if "alive" in info:
+    if "alive" in info and hasattr(env, "num_agents"):
         known = _like(info["alive"], observation) | jnp.isfinite(observation)
         observation = jnp.where(known, observation, jnp.zeros_like(observation))
     truncated = env.is_truncated(state, params) & ~terminated

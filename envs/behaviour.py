@@ -44,7 +44,8 @@ def check_behaviour(env: Any, env_params: Any) -> None:
       env, env_params: from `envs.make`; their shapes have passed `check_interface`.
 
     Raises:
-      ValueError: a discrete observation outside its space, which would be seen as zeros.
+      ValueError: a discrete observation outside its space, which would be seen as zeros, or a
+        mask that allows no action.
 
     Warns of a step that counts its time limit as an end of the task, of actions that nobody is
     rewarded for, of functions that depend on more than their arguments, of what they do with keys,
@@ -89,6 +90,7 @@ def _check(asked: _Asked) -> None:
     env, params = asked.env, asked.params
     with jax.ensure_compile_time_eval():  # values are needed, also inside a trace
         check_discrete(env, params)
+        check_masks(env, params)
         warn_of_teams(env, params)
         has_old_flag = done_includes_limit(env, params)
     for traced in functions(env, params):
@@ -104,6 +106,11 @@ def _check(asked: _Asked) -> None:
             warn(
                 f"{whose} uses a key twice, so that draws repeat or depend on one another: "
                 "jax.random.split makes several of one"
+            )
+        if any("IOEffect" in type(effect).__name__ for effect in one.effects):
+            warn(
+                f"{whose} calls Python with side effects (io_callback): all environments, "
+                "evaluations and runs share what it keeps; keep that in the state"
             )
         if traced.has_its_own_key(one):
             warn(
@@ -332,13 +339,32 @@ def check_discrete(env: Any, params: Any) -> None:
         return
     env = encoded[0]
     space = env.observation_space(params)
-    first, going, (later,) = _played(env, params, lambda observation, *_: (observation,))
+    first, going, (later,) = _played(env, params, lambda _, observation, *more: (observation,))
     seen = np.append(first, later[going])
     wrong = [int(x) for x in (seen.min(), seen.max()) if not 0 <= x < space.n]
     if wrong:
         raise ValueError(
             f"{env.name} returns the observation {wrong[0]}, which is outside of {space}: its "
             f"numbers are 0 to {space.n - 1}"
+        )
+
+
+# --- masks ------------------------------------------------------------------------------------
+
+
+def check_masks(env: Any, params: Any) -> None:
+    """Refuses masks of one agent that allow no action before an episode's end.
+
+    Agents that have left may have none.
+    """
+    if not hasattr(env, "action_mask") or hasattr(env, "num_agents"):
+        return
+    look = lambda state, *_: (env.action_mask(state, params).any(),)
+    _, going, (allowed,) = _played(env, params, look)
+    if not allowed[going].all():
+        raise ValueError(
+            f"action_mask of {env.name} allows no action in a state that random play reaches: let "
+            "one be allowed until the episode ends"
         )
 
 
@@ -351,7 +377,7 @@ def warn_of_teams(env: Any, params: Any) -> None:
     if getattr(env, "num_agents", None) is None:
         return
     _, going, (rewards, alive) = _played(
-        env, params, lambda _, reward, info: (reward, info.get("alive", jnp.ones(1, bool)))
+        env, params, lambda _, __, reward, info: (reward, info.get("alive", jnp.ones(1, bool)))
     )
     apart = going & ~np.isclose(rewards.min(-1), rewards.max(-1))
     if shared and apart.any():
@@ -375,7 +401,7 @@ def _played(env: Any, params: Any, look: Callable[..., tuple[Any, ...]]) -> tupl
     """Plays a few episodes with random actions.
 
     Args:
-      look: of a step's observation, reward and info, what is asked for.
+      look: of the state before a step, its observation, reward and info, what is asked for.
 
     Returns:
       The first observations (EPISODES, ...), whether a step belongs to the episode
@@ -390,9 +416,9 @@ def _played(env: Any, params: Any, look: Callable[..., tuple[Any, ...]]) -> tupl
             state, over = carry
             action_key, key = jax.random.split(key)
             action = _action(env, action_key, state, params)
-            observation, state, reward, terminated, info = env.step_env(key, state, action, params)
-            ended = over | terminated | env.is_truncated(state, params)
-            return (state, ended), (~over, look(observation, reward, info))
+            observation, after, *rest, terminated, info = env.step_env(key, state, action, params)
+            ended = over | terminated | env.is_truncated(after, params)
+            return (after, ended), (~over, look(state, observation, *rest, info))
 
         start = state, jnp.zeros((), bool)
         return first, *jax.lax.scan(step, start, jax.random.split(key, LENGTH))[1]

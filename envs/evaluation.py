@@ -112,13 +112,17 @@ def evaluate(
     rng, reset_rng = jax.random.split(rng)
     reset_keys = keys_of(reset_rng)
     observation, env_state = jax.vmap(env.reset_env, (0, None))(reset_keys, env_params)
-    memory = loops.zeros(jax.vmap(lambda seen: policy(state, seen)[1]), observation)
 
-    def step_once(key, observation, env_state, memory):
+    def acting(observation, env_state, memory=None):
         more = {}
         if hasattr(env, "action_mask"):
             more["mask"] = env.action_mask(env_state, env_params)
-        action, memory = policy(state, observation, memory, **more)
+        return policy(state, observation, memory, **more)
+
+    memory = loops.zeros(jax.vmap(lambda *seen: acting(*seen)[1]), observation, env_state)
+
+    def step_once(key, observation, env_state, memory):
+        action, memory = acting(observation, env_state, memory)
         *stepped, info = transition(env, key, env_state, action, env_params)
         memory = rewarded(memory, stepped[2])
         return *stepped, {name: info["metrics"][name] for name in kinds(env)}, memory

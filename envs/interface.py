@@ -245,9 +245,20 @@ def check_space(env: Any, part: str, space: Any) -> None:
         wrong = "has no elements"
     elif known and not np.all(np.asarray(bounds[0]) <= np.asarray(bounds[1])):
         wrong = "has a low above its high"
+    elif known and behaviour.of_user(env) and not _holds(space.dtype, bounds):
+        wrong = f"has bounds that {np.dtype(space.dtype)} cannot hold; float32 would do"
     else:
         return
     raise ValueError(f"{part} of {name_of(env)} is {space}, which {wrong}")
+
+
+def _holds(dtype: Any, bounds: Any) -> bool:
+    """Whether integers of this dtype reach finite bounds; others would wrap around."""
+    if not jnp.issubdtype(dtype, jnp.integer):
+        return True
+    finite = [x[np.isfinite(x)] for x in map(np.asarray, bounds)]
+    ends = jnp.iinfo(dtype)
+    return all(np.all((x >= ends.min) & (x <= ends.max)) for x in finite)
 
 
 def check_library(name: str, part: str, space: Any) -> None:

@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from envs import interface, suggest
+from envs.warn import warn
 
 KIT = [Path(__file__).parents[1] / package for package in ("algorithms", "envs")]
 # Frames from these folders are left out of the message when a user's code fails.
@@ -193,6 +194,7 @@ def _check(name: str, env: Any) -> None:
         missing = missing_in(env)
     if missing:
         raise ValueError(f"{name} gives {missing}")
+    warn_of_skipped(env)
     told = lambda part: _told(f"{part} of {name}")
     with told("default_params, action_space or observation_space"):
         params = env.default_params
@@ -253,6 +255,21 @@ def missing_in(env: Any) -> str:
         f"{interface.kind(env)} without {', '.join(missing)}{why}: an environment has the "
         f"interface of gymnax 1.x, {', '.join(INTERFACE)}"
     )
+
+
+def warn_of_skipped(env: Any) -> None:
+    """Warns of a class whose `step` or `reset` is its own, while what training calls is another's.
+
+    So are wrappers that pass on what they do not have, as gymnax's LogWrapper.
+    """
+    kinds = type(env).__mro__
+    for name, called in (("step", "step_env"), ("reset", "reset_env")):
+        place = lambda part: next((i for i, kind in enumerate(kinds) if part in vars(kind)), 99)
+        if place(name) < place(called):
+            warn(
+                f"{kinds[place(name)].__name__} changes {name}, which training does not call: it "
+                f"calls {called}, so change that"
+            )
 
 
 def _has(env: Any, part: str, base: type) -> bool:

@@ -120,6 +120,7 @@ def _check_object(env: Any) -> None:
         raise ValueError(f"env is {kind}: give a name, as CartPole-v1, or an environment object")
     if missing := modules.missing_in(env):
         raise ValueError(f"env is {missing}")
+    modules.warn_of_skipped(env)
 
 
 @functools.cache

@@ -1,5 +1,6 @@
 """Environments of users that behave otherwise than their shapes and dtypes say."""
 
+import functools
 import re
 import types
 import warnings
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
+from jax.experimental import io_callback
 
 import envs
 from envs import behaviour, evaluation, loops, registry, warn
@@ -417,7 +419,84 @@ def test_discrete_observations_inside_their_space_are_taken():
     envs.check_interface(*envs.make(Places(0), done_includes_limit=True))
 
 
+# --- Python -----------------------------------------------------------------------------------
+
+
+class Asking(New):
+    """Asks Python for its reward."""
+
+    def __init__(self, callback):
+        self.callback = callback
+
+    def step_env(self, key, state, action, params):
+        observation, state, _, *rest = super().step_env(key, state, action, params)
+        kind = jax.ShapeDtypeStruct((), jnp.float32)
+        return observation, state, self.callback(lambda x: x, kind, 1.0 * action), *rest
+
+
+SHARED = (
+    "step_env of Asking calls Python with side effects (io_callback): all environments, "
+    "evaluations and runs share what it keeps; keep that in the state"
+)
+
+
+@pytest.mark.parametrize(
+    "callback, expected",
+    [
+        (io_callback, [SHARED]),
+        (functools.partial(io_callback, ordered=True), [SHARED]),
+        (jax.pure_callback, []),
+        (lambda _, kind, x: jax.debug.print("{}", x) or x, []),
+    ],
+    ids=["io", "ordered", "pure", "print"],
+)
+def test_python_that_may_keep_something_is_told_of(callback, expected):
+    given = envs.make(Asking(callback))
+    told_of = lambda x: x.startswith("step_env of Asking calls")
+    assert [*filter(told_of, told(envs.check_interface, *given))] == expected
+
+
+# --- masks ------------------------------------------------------------------------------------
+
+
+class Stuck(New):
+    """No action is allowed from the second step on, which ends an episode or does not."""
+
+    def __init__(self, ends):
+        self.ends = ends
+
+    def step_env(self, key, state, action, params):
+        observation, state, reward, ended, info = super().step_env(key, state, action, params)
+        return observation, state, reward, ended | (self.ends & (state.time == 2)), info
+
+    def action_mask(self, state, params):
+        return jnp.full(2, state.time < 2)
+
+
+def test_masks_that_allow_nothing_are_refused_before_an_episode_s_end():
+    told(envs.check_interface, *envs.make(Stuck(True)))
+    with pytest.raises(ValueError, match="action_mask of Stuck allows no action in a state that r"):
+        envs.check_interface(*envs.make(Stuck(False)))
+
+
 # --- several agents ---------------------------------------------------------------------------
+
+
+class Standing(New):
+    """Tells what was paid for standing."""
+
+    def step_env(self, key, state, action, params):
+        *rest, info = super().step_env(key, state, action, params)
+        return *rest, info | {"alive": jnp.float32(0.5)}
+
+
+def test_alive_of_one_agent_is_information_as_any_other():
+    env, params = envs.make(Standing())
+    assert told(envs.check_interface, env, params) == []
+    key = jax.random.key(0)
+    _, state = env.reset_env(key, params)
+    with jax.debug_key_reuse(False):
+        assert transition(env, key, state, jnp.int32(0), params)[-1]["alive"] == 0.5
 
 
 class Crew(New):
@@ -434,7 +513,9 @@ class Crew(New):
     def step_env(self, key, state, action, params):
         _, state, _, ended, _ = super().step_env(key, state, action.sum(), params)
         rewards = jnp.where(state.time == 4, jnp.array(self.rewards), 1.0)
-        info = {} if self.gone is None else {"alive": state.time < jnp.array(self.gone)}
+        alive = state.time < jnp.abs(jnp.array(self.gone or (99, 99)))
+        alive ^= jnp.array(self.gone or (99, 99)) < 0  # the wrong way round
+        info = {} if self.gone is None else {"alive": alive}
         return jnp.zeros((2, 1)), state, rewards, ended, info
 
 
@@ -455,6 +536,7 @@ GONE = (
         (True, (2.0, 2.0), None, []),
         (False, (2.0, -1.0), None, []),
         (False, (1.0, 1.0), (1, 0), [GONE]),
+        (False, (1.0, 1.0), (-5, -3), [GONE]),
         (True, (2.0, -1.0), (0, 0), [APART, GONE]),
         (False, (1.0, 1.0), (2, 0), []),
         (False, (1.0, 1.0), (99, 99), []),

@@ -673,7 +673,7 @@ def test_a_dead_agent_sees_zeros_only_where_numbers_are_not_finite():
     seen = jnp.array([[jnp.inf, 1.0], [jnp.nan, 2.0]])
     stepped = (seen, None, 0.0, jnp.array(False), {"alive": jnp.array([True, False])})
     never = lambda *_: jnp.array(False)
-    env = types.SimpleNamespace(step_env=lambda *_: stepped, is_truncated=never)
+    env = types.SimpleNamespace(step_env=lambda *_: stepped, is_truncated=never, num_agents=2)
     observation, *_ = transition(env, None, None, None, None)
     np.testing.assert_array_equal(observation, [[np.inf, 1.0], [0.0, 2.0]])
 

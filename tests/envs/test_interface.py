@@ -270,6 +270,12 @@ def pixels(x):
     return jnp.full(1, 0.5)
 
 
+def test_whole_numbers_may_have_no_bound():
+    changes = both(observation=lambda x: x.astype(jnp.int32))
+    changes |= as_space(spaces.Box(-np.inf, np.inf, (1,), jnp.int32))
+    envs.check_interface(*envs.make(Changed(Dicts(), **changes)))
+
+
 SPACES = [
     (
         both(observation=pixels) | as_space(spaces.Box(0, 255, (1,), jnp.uint8)),
@@ -285,6 +291,26 @@ SPACES = [
         both(observation=lambda x: 0.5) | as_space(spaces.Discrete(3)),
         "reset_env of Probe returns an observation of floats, and observation_space has int32, "
         "which would cut them off",
+    ),
+    (
+        as_space(spaces.Box(0, 256, (1,), jnp.uint8)),
+        "observation_space of Probe is Box(low=0, high=256, shape=(1,), dtype=uint8), which has "
+        "bounds that uint8 cannot hold; float32 would do",
+    ),
+    (
+        as_space(spaces.Box(-1, np.inf, (1,), jnp.uint8)),
+        "observation_space of Probe is Box(low=-1, high=inf, shape=(1,), dtype=uint8), which has "
+        "bounds that uint8 cannot hold; float32 would do",
+    ),
+    (
+        as_space(spaces.Box(0, 256, (1,), jnp.uint8)),
+        "observation_space of Probe is Box(low=0, high=256, shape=(1,), dtype=uint8), which has "
+        "bounds that uint8 cannot hold; float32 would do",
+    ),
+    (
+        as_space(spaces.Box(-1, np.inf, (1,), jnp.uint8)),
+        "observation_space of Probe is Box(low=-1, high=inf, shape=(1,), dtype=uint8), which has "
+        "bounds that uint8 cannot hold; float32 would do",
     ),
     (
         as_space(spaces.Box(1.0, -1.0, (1,))),

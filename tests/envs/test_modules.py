@@ -1,16 +1,18 @@
 """Environments of the user's own modules, `my_module:MyEnv`, in a directory without the kit."""
 
+import importlib
 import itertools
 import re
 import sys
 import textwrap
+import warnings
 from pathlib import Path
 
 import jax
 import pytest
 
 import envs
-from envs import modules
+from envs import modules, warn
 
 ROOT = Path(__file__).parents[2]
 WALK = '''
@@ -194,6 +196,41 @@ def test_several_agents_and_an_environment_of_no_base_class(module):
     assert env.num_agents == envs.make("Pursuit-v0")[0].num_agents
     observation, _ = envs.batch(env, 2).reset(jax.random.key(0), params)
     assert observation.shape[:2] == (2, env.num_agents)
+
+
+PASSING = """
+class Passing:
+    def __init__(self):
+        self._env = Walk()
+
+    def __getattr__(self, name):
+        return getattr(self._env, name)
+
+    def step(self, *given):
+        return self._env.step(*given)
+"""
+
+
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        ("class Mine(Walk):\n    step = None\n", "Mine changes step, .* it calls step_env,"),
+        ("class Mine(Walk):\n    reset = None\n", "Mine changes reset, .* it calls reset_env,"),
+        ("class Mine(Walk):\n    step, step_env = None, Walk.step_env\n", None),
+        ("class Mine(Walk):\n    pass\n", None),
+        (f"{PASSING}\nMine = Passing\n", "Passing changes step, which training does not call: "),
+    ],
+)
+def test_steps_that_training_does_not_call_are_told_of(module, text, told, monkeypatch):
+    """By name and as an object; the environment inside would be trained."""
+    path = module(WALK + text)
+    for given in (f"{path}:Mine", lambda: importlib.import_module(path).Mine()):
+        monkeypatch.setattr(warn, "_told", set())
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            envs.make(given if isinstance(given, str) else given())
+        found = [str(one.message) for one in caught]
+        assert len(found) == bool(told) and all(re.match(told, one) for one in found)
 
 
 def test_the_kit_s_own_modules_can_be_named_from_anywhere(module):
