@@ -146,6 +146,11 @@ def check_spaces(info: Info, config: Any, env: Any, env_params: Any) -> None:
         do = _do(others(family=info["family"]) or others(), "takes them", "take them")
         do = f"; {do}" if do and kind else ""
         raise ValueError(f"{env.name} has actions {actions}; {algorithm} takes {takes}{do}")
+    if kind == "continuous" and jnp.issubdtype(actions.dtype, jnp.integer):
+        raise ValueError(
+            f"{env.name} has actions {actions}, and policies give fractions: take Discrete for "
+            "choices, or float32 and round in step_env"
+        )
     if "discrete" not in kinds and not is_bounded(actions):
         raise ValueError(f"{env.name} has actions {actions}; {algorithm} takes a Box with bounds")
     if masked and kind != "discrete":
@@ -161,6 +166,8 @@ def check_spaces(info: Info, config: Any, env: Any, env_params: Any) -> None:
             "to one vector"
         )
     shape = tuple(observations.shape)
+    if shape == ():
+        raise ValueError(f"{env.name} has observations {observations} without an axis: give (1,)")
     check_choices(config, conv_layers=tuple(layers.CONV_LAYERS))
     if hasattr(config, "compute_dtype"):
         check_choices(config, compute_dtype=layers.DTYPES)

@@ -158,7 +158,9 @@ def _number(config: Any, word: str) -> np.ndarray:
             float(one)
         except (TypeError, ValueError):
             raise ValueError(f"{word}={one}: give a number") from None
-    return np.asarray(given, float)
+    values = np.asarray(given, float)
+    largest = np.finfo(np.float32).max  # programs have larger ones as infinity
+    return np.where(np.abs(values) > largest, np.copysign(np.inf, values), values)
 
 
 def _intervals(config: Any) -> Iterator[tuple[str, str, str]]:

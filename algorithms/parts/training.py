@@ -1,5 +1,6 @@
 """From `init` and `update` to train(rng, state=None, num_evals=None), one XLA program."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -8,16 +9,20 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.errors import ScopeParamShapeError
 from jax.flatten_util import ravel_pytree
 
 import envs
 from algorithms.parts import reads, shards, spreads
-from algorithms.parts.fields import check_kind, check_reals, with_plain_values
+from algorithms.parts.fields import check_kind, check_reals, value_like, with_plain_values
+from algorithms.parts.optimizer import check_optimizers
 from envs import sums
+from envs.behaviour import used_for
 from envs.episodes import SUMS
 from envs.loops import zeros
 from envs.sums import Sum
 from envs.usual_jax import with_usual_jax
+from envs.warn import warn
 
 
 class Average(NamedTuple):
@@ -105,15 +110,55 @@ def resolve(config: Any, env: Any, env_params: Any) -> tuple[Any, Any, Any]:
 def with_environment(function: Callable) -> Callable:
     """function(config, env=None, env_params=None), called with what `resolve` makes of them.
 
-    It runs with jax's usual settings, and so do functions that it returns.
+    It runs with jax's usual settings, and so do functions that it returns. What make_policy returns
+    says in a sentence which argument is wrong.
     """
 
     @functools.wraps(function)
     def of_config(config: Any, env: Any = None, env_params: Any = None) -> Callable:
         check_kind(config, function.__globals__.get("Config"))
-        return function(*resolve(config, env, env_params))
+        given = resolve(config, env, env_params)
+        return checked(function(*given), function, *given[1:])
 
     return with_usual_jax(of_config)
+
+
+def checked(policy: Callable, maker: Callable, env: Any, env_params: Any) -> Callable:
+    """What make_policy returns, for a state, observation, memory, key and mask of one environment.
+
+    What other functions return stays as it is.
+
+    Raises:
+      ValueError: when called with something else, or without a mask where there are some.
+    """
+    if maker.__name__ != "make_policy":
+        return policy
+    shape = tuple(env.observation_space(env_params).shape)
+    if hasattr(env, "num_agents"):
+        shape = (env.num_agents, *shape)
+
+    @functools.wraps(policy)
+    def of_one(state, observation, memory=None, rng=None, mask=None):
+        if not hasattr(state, "policy"):
+            told = f"policy: its state is a {type(state).__name__}"
+            raise ValueError(f"{told}: give what train returns first, or a loaded run's .state")
+        if isinstance(observation, list | tuple):
+            observation = jnp.asarray(observation)
+        if np.shape(observation) != shape:
+            told = f"policy: an observation of {env.name} has the shape {shape}"
+            raise ValueError(f"{told}, not {np.shape(observation)}: jax.vmap takes several")
+        if jnp.issubdtype(getattr(memory, "dtype", None), jax.dtypes.prng_key):
+            raise ValueError("policy: its memory is a key: give that as rng=...")
+        if mask is None and hasattr(env, "action_mask"):
+            told = "mask=env.action_mask(env_state, env_params)"
+            raise ValueError(f"policy: {env.name} has forbidden actions: give {told}")
+        try:
+            return policy(state, observation, memory, rng, mask)
+        except ScopeParamShapeError as error:
+            told = "policy: the state's parameters have other shapes than this config's network"
+            raise ValueError(f"{told}: jax.vmap takes the states of several trials") from error
+
+    return of_one
 
 
 def num_points(config: Any, steps: int) -> int:
@@ -202,6 +247,7 @@ def program(algorithm: Callable, config: Any, env: Any, env_params: Any) -> Call
       ValueError: a float outside its range, or an episode of the environment may never end, and
         evaluation plays whole episodes.
     """
+    check_single(config)
     check_reals(config)
     if config.num_eval_episodes:
         envs.check_ends(env, env_params)
@@ -220,7 +266,7 @@ def program(algorithm: Callable, config: Any, env: Any, env_params: Any) -> Call
             return _train(floats, env_params, rng, state, learn, *fixed)
 
     def train(rng, state=None, num_evals=None, learn=True):
-        return run(rng, state, learn, points if num_evals is None else num_evals)
+        return run(rng, state, learn, points if num_evals is None else counted(num_evals))
 
     planned: Any = train
     planned.plan = Plan(points, updates, updates * steps)
@@ -228,13 +274,48 @@ def program(algorithm: Callable, config: Any, env: Any, env_params: Any) -> Call
     return planned
 
 
+def counted(num_evals: Any) -> int:
+    """A number of points, of NumPy or jax or a whole float, as an int."""
+    count = value_like(0, num_evals)
+    if type(count) is not int or count < 0:
+        raise ValueError(f"num_evals={count}: give the number of points to train, or None")
+    return count
+
+
 def check_key(rng: Any) -> None:
     """Refuses what is not one key, of the kind with a type or of the older one, a vector."""
     is_typed = isinstance(rng, jax.Array) and jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)
     if not (isinstance(rng, jax.Array | np.ndarray) and rng.ndim == (0 if is_typed else 1)):
-        number = rng.shape[0] if is_typed else repr(rng)
-        what = f"{number} keys: jax.vmap(train) takes several" if is_typed else number
+        plain = rng is None or jax.tree_util.all_leaves([rng])
+        what = (
+            repr(rng) if plain else f"a {type(rng).__name__}: train(None, state) goes on with one"
+        )
+        what = f"{rng.shape[0]} keys: jax.vmap(train) takes several" if is_typed else what
         raise ValueError(f"rng is {what}; give one key, as jax.random.key(0)")
+
+
+def check_single(config: Any) -> None:
+    """Refuses arrays in place of numbers: each environment, say, would have a rate of its own."""
+    for field in dataclasses.fields(config):
+        shape = np.shape(getattr(config, field.name))
+        if shape and field.metadata.get("pytree_node", True):
+            told = "give one number; jax.vmap of a function that makes the config takes several"
+            raise ValueError(f"{field.name} has the shape {shape}: {told}")
+
+
+def warn_of_mask(policy: Callable, state: Any, env: Any, env_params: Any) -> None:
+    """Warns of a policy that takes forbidden actions, since nothing in it depends on the mask."""
+    if not hasattr(env, "action_mask"):
+        return
+    observation, env_state = jax.eval_shape(env.reset_env, jax.random.key(0), env_params)
+    mask = jax.eval_shape(env.action_mask, env_state, env_params)
+    action = lambda mask, *given: policy(*given, mask=mask)[0]
+    if not used_for(jax.make_jaxpr(action)(mask, state, observation).jaxpr)[0]:
+        warn(
+            f"the policy does not read the mask of {env.name}, and takes forbidden actions: give "
+            "it to the distribution, as parts.Categorical(logits, mask), or hide it with the "
+            "environment setting mask_actions=false"
+        )
 
 
 def check_metrics(metrics: dict[str, Any]) -> None:
@@ -338,7 +419,9 @@ def _train(config, env_params, rng, state, learn, algorithm, env, num_evals, deb
     counts = [num_updates(config, steps) // num_points(config, steps)] * num_evals
     if state is None:
         state = between_updates(init(rng))
+        check_optimizers(state)
         counts = [0] * config.eval_at_start + counts
+    warn_of_mask(policy, state, env, env_params)
     # The barrier keeps XLA from specialising the program to the number of points. So the slices of
     # a run give bit for bit the result of the whole.
     counts = jax.lax.optimization_barrier(jnp.array(counts, jnp.int32))

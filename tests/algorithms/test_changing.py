@@ -92,3 +92,25 @@ def test_another_distribution_trains(plain, tmp_path):
     assert all(np.isfinite(x[1:]).all() for key, x in after.items() if "episode" not in key)
     laplace = 1.0 + np.log(2.0)  # the entropy with a scale of 1
     np.testing.assert_allclose(after["entropy"][1:], laplace, rtol=0.05)
+
+
+RATE = "optax.chain(clip, adam, optax.scale(-rate))"
+KEPT = "optax.chain(clip, optax.inject_hyperparams(optax.adam)(learning_rate=rate))"
+HEAD = "self.critic_head(self.critic_torso(x))"
+NORM = "self.critic_head(nn.BatchNorm(use_running_average=True)(self.critic_torso(x)))"
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        (RATE, KEPT, "inject_hyperparams keeps the learning rate that it is made with"),
+        (HEAD, NORM, "variables in batch_stats, which the optimiser would change"),
+    ],
+    ids=["rate", "variables"],
+)
+def test_what_would_learn_nothing_or_too_much_is_refused(old, new, message, tmp_path):
+    text = Path(ppo.__file__).read_text()
+    assert text.count(old) == 1
+    text = text.replace(old, new).replace("    def critic(", "    @nn.compact\n    def critic(")
+    with pytest.raises(ValueError, match=message):
+        curves(tmp_path / "my_ppo.py", text)

@@ -136,6 +136,16 @@ class Unbounded(tasks.Probe):
         return spaces.Box(-1.0, float("inf"), (1,))
 
 
+class Whole(tasks.Probe):
+    def action_space(self, params):
+        return spaces.Box(0, 1, (1,), jnp.int32)
+
+
+class Scalar(tasks.Probe):
+    def observation_space(self, params):
+        return spaces.Box(0.0, 1.0, ())
+
+
 class Tuples(tasks.Probe):
     def action_space(self, params):
         return spaces.Tuple([spaces.Discrete(2)] * 2)
@@ -238,6 +248,10 @@ def test_spaces_that_can_be_taken_are(env, params, takes):
             "Probe has actions .*; zzz takes Box; c51, dqn, .* and r2d2 take them$",
         ),
         (Unbounded(True), PARAMS, ONLY_BOX, "Probe has .*; zzz takes a Box with bounds$"),
+        (Whole(True), PARAMS, BOTH, "Probe has .*int32.*, and policies give fractions: take Dis"),
+        (Scalar(), PARAMS, {}, r"Probe has observations .*shape=\(\), .*an axis: give \(1,\)$"),
+        (Whole(True), PARAMS, BOTH, "Probe has .*int32.*, and policies give fractions: take Dis"),
+        (Scalar(), PARAMS, {}, r"Probe has observations .*shape=\(\), .*an axis: give \(1,\)$"),
         (Tuples(), PARAMS, BOTH, "Probe has actions .*; zzz takes Discrete and Box$"),
         (
             Dicts(),

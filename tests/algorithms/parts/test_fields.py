@@ -53,6 +53,15 @@ def test_intervals(field, inside, outside):
                 parts.check_reals(Config().replace(**{field: given}))
 
 
+def test_a_number_beyond_float32_is_infinite():
+    parts.check_reals(Config(limit=1e39, scale=3e38))
+    for given in (1e39, np.array([1.0, 1e39])):
+        with pytest.raises(ValueError, match=r"^scale=inf: give a number in \(0, inf\)"):
+            parts.check_reals(Config(scale=given))
+    with pytest.raises(ValueError, match=r"^low=-inf: give"):
+        parts.check_reals(Config(low=-1e39))
+
+
 def test_an_end_may_be_another_field_of_each_agent():
     ends = lambda low, high: Config(low=np.array(low), high=np.array(high))
     parts.check_reals(ends([0.0, 20.0], [10.0, 30.0]))

@@ -1,5 +1,7 @@
 """Optimisers in optax's form, with a rate for each step, and steps on one long vector."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 import envs
 from algorithms import parts, ppo
+from algorithms.parts import optimizer
 
 
 def drawn(rng, like):
@@ -60,6 +63,7 @@ BY_TENSOR = {
     "muon": optax.contrib.muon(0.1),
     "novograd": optax.novograd(0.1),
     "sm3": optax.sm3(0.1),
+    "injected": optax.inject_hyperparams(optax.lamb)(learning_rate=0.1),
 }
 
 
@@ -68,6 +72,41 @@ def test_what_depends_on_tensors_is_refused_on_one_vector(name):
     """Its steps would be others, without a word."""
     with pytest.raises(ValueError, match="depends on the tensors .* leave on_one_vector out"):
         parts.on_one_vector(optax.chain(BY_TENSOR[name], optax.scale(-0.1)))
+
+
+def test_an_object_s_steps_are_looked_at():
+    with pytest.raises(ValueError, match="depends on the tensors"):
+        parts.on_one_vector(optax.MultiSteps(optax.lamb(0.1), 1))
+    parts.on_one_vector(optax.MultiSteps(optax.adam(0.1), 1))
+
+
+VARIABLES = {"params": {"w": jnp.ones(2)}, "batch_stats": {}, "constants": {}}
+OTHERS = r"variables in batch_stats and constants, which the optimiser would change: give it para"
+
+
+def test_variables_that_are_no_parameters_are_not_learned():
+    """crossq.py gives its optimiser params["params"], and the policy has both."""
+    flat = parts.on_one_vector(optax.adam(0.1))
+    with pytest.raises(ValueError, match=OTHERS):
+        flat.init(VARIABLES)
+    flat.init(VARIABLES["params"])
+    held = lambda params: types.SimpleNamespace(
+        policy=VARIABLES, actor_opt_state=optax.adam(0.1).init(params)
+    )
+    with pytest.raises(ValueError, match=OTHERS):
+        optimizer.check_optimizers(held(VARIABLES))
+    optimizer.check_optimizers(held({"params": VARIABLES["params"]}))
+
+
+@pytest.mark.parametrize("vector", [parts.on_one_vector, lambda x: x], ids=["vector", "tree"])
+def test_a_rate_that_is_kept_is_refused(vector):
+    """Nothing would be learned: files make the state with a rate of 0."""
+    held = lambda one: types.SimpleNamespace(opt_state=vector(one).init(VARIABLES["params"]))
+    injected = optax.inject_hyperparams(optax.adam)
+    with pytest.raises(ValueError, match=r"keeps the learning rate .*, as in optax.adam\(rate\)"):
+        optimizer.check_optimizers(held(optax.chain(optax.clip(1.0), injected(learning_rate=0.0))))
+    scale = optax.inject_hyperparams(optax.scale_by_adam)(b1=optax.linear_schedule(0.9, 0.5, 9))
+    optimizer.check_optimizers(held(optax.chain(scale, optax.scale(0.0))))
 
 
 def test_the_global_norm_is_that_of_all_leaves():

@@ -1,6 +1,8 @@
 """From init and update to a learning curve: environments, large counts, weighted means."""
 
+import re
 import types
+import warnings
 from typing import Any
 
 import jax
@@ -10,8 +12,9 @@ import pytest
 from flax import struct
 
 import envs
-from algorithms import parts
+from algorithms import ippo, parts, ppo
 from algorithms.parts import loops, training
+from envs import warn
 from envs.episodes import EpisodeStatistics
 from tests import probe as tasks
 
@@ -44,6 +47,67 @@ def test_an_environment_and_its_parameters_come_together(probe):
         parts.resolve(Named(), probe, None)
     with pytest.raises(ValueError, match=r"env_params was given without env: give both .*neither"):
         parts.resolve(Named(), None, tasks.ProbeParams())
+
+
+# --- the policy -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def acting():
+    """Of CartPole, a state and an observation."""
+    config = ppo.Config(total_timesteps=8, num_envs=2, num_steps=4, hidden_sizes=(4,))
+    start = training.first_state(ppo.make_train(config), jax.random.key(0))
+    return config, start, jnp.zeros(4)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(observation=jnp.zeros((3, 4))), r"an obs.* CartPole-v1 .* \(4,\), not \(3, 4\): jax"),
+        (dict(observation=[0.0, 0.0]), r"an obs.* \(4,\), not \(2,\): jax"),
+        (dict(memory=jax.random.key(0)), "its memory is a key: give that as rng="),
+        (dict(state=(1, 2)), "its state is a tuple: give what train returns first"),
+        (dict(state=None), "its state is a NoneType: give"),
+    ],
+)
+def test_a_policy_says_which_argument_is_wrong(acting, changes, message):
+    config, state, observation = acting
+    given = {"state": state, "observation": observation} | changes
+    with pytest.raises(ValueError, match=f"^policy: {message}"):
+        ppo.make_policy(config)(**given)
+
+
+def test_a_policy_takes_one_observation_as_a_list_too_and_of_several_trials_none(acting):
+    config, state, observation = acting
+    act = ppo.make_policy(config)
+    assert act(state, [0.0] * 4)[0] == act(state, np.zeros(4))[0]
+    several = jax.tree.map(lambda x: jnp.stack([x, x]), state)
+    with pytest.raises(ValueError, match=r"other shapes than this config's .*: jax.vmap takes the"):
+        act(several, observation)
+    assert jax.vmap(act, (0, None))(several, observation)[0].shape == (2,)
+
+
+def test_a_policy_of_several_agents_takes_what_all_see():
+    config = ippo.Config(total_timesteps=8, num_envs=2, num_steps=4, hidden_sizes=(4,))
+    given = config, *envs.make(tasks.Pair())
+    state = training.first_state(ippo.make_train(*given), jax.random.key(0))
+    act, seen = ippo.make_policy(*given), given[1].reset_env(jax.random.key(0), given[2])[0]
+    assert act(state, seen)[0].shape == (2,)
+    with pytest.raises(ValueError, match=r"has the shape \(2, .*: jax.vmap takes several"):
+        act(state, seen[0])
+
+
+def test_a_policy_wants_a_mask_where_actions_are_forbidden():
+    given = (
+        ppo.Config(total_timesteps=8, num_envs=2, num_steps=4, hidden_sizes=(4,)),
+        *envs.make(tasks.Probe(masked=True)),
+    )
+    state = training.first_state(ppo.make_train(*given), jax.random.key(0))
+    seen, env_state = given[1].reset_env(jax.random.key(0), given[2])
+    with pytest.raises(ValueError, match="^policy: Probe has forbidden actions: give mask=env.act"):
+        ppo.make_policy(*given)(state, seen)
+    mask = given[1].action_mask(env_state, given[2])
+    assert mask[ppo.make_policy(*given)(state, seen, mask=mask)[0]]
 
 
 # --- counting ---------------------------------------------------------------------------------
@@ -174,11 +238,34 @@ def curve():
         (lambda: jnp.uint32(3), r"Array\(3, dtype=uint32\);"),
         (lambda: jax.random.split(jax.random.key(0), 4), r"4 keys: jax.vmap\(train\) takes sev.*;"),
         (lambda: np.zeros((2, 2), np.uint32), r"array\(\[\[.*;"),
+        (lambda: {"policy": jnp.zeros(())}, r"a dict: train\(None, state\) goes on with one;"),
     ],
 )
 def test_what_is_not_one_key_is_refused(curve, make, what):
     with pytest.raises(ValueError, match=f"(?s)^rng is {what} give one key, as jax.random.key.0"):
         curve[0](make())
+
+
+@pytest.mark.parametrize("number", [-1, 1.5, "1", True])
+def test_points_are_counted(curve, number):
+    with pytest.raises(ValueError, match=f"^num_evals={number}: give the number of points to tra"):
+        curve[0](jax.random.key(0), num_evals=number)
+
+
+def test_a_number_of_points_may_be_numpy_s_or_jax_s(curve):
+    """They make the same program."""
+    same = lambda number: curve[0](jax.random.key(0), num_evals=number)[1]["timestep"]
+    np.testing.assert_array_equal(same(np.int64(2)), same(jnp.array(2)))
+    assert same(2.0).shape == (3,)
+
+
+@pytest.mark.parametrize("value", [jnp.array([1.0, 2.0]), (1.0,), [1.0], np.ones((4, 1))])
+def test_arrays_in_place_of_a_number_are_refused(value):
+    """Each environment, or each minibatch, would have a rate of its own, without a word."""
+    made = envs.make(tasks.Probe(), task=tasks.ENDLESS)
+    shape = re.escape(str(np.shape(value)))
+    with pytest.raises(ValueError, match=rf"^slope has the shape {shape}: give one number; jax.vm"):
+        parts.program(learner, Config(slope=value), *made)
 
 
 def test_keys_of_both_kinds_are_taken_and_traced_ones():
@@ -243,6 +330,25 @@ def test_metrics_without_data_are_minus_zero_under_jax_debug_nans(curve, debug_n
         missing = np.isnan(values)
         np.testing.assert_array_equal(checked[name], np.where(missing, -0.0, values), name)
         np.testing.assert_array_equal(np.signbit(checked[name]), missing, name)
+
+
+@pytest.mark.parametrize("masked, reads", [(True, False), (True, True), (False, False)])
+def test_a_policy_that_does_not_read_the_mask_is_told_of(masked, reads, monkeypatch):
+    monkeypatch.setattr(warn, "_told", set())
+
+    def act(state, observation, memory=None, rng=None, mask=None):
+        return mask.argmax() if reads else jnp.zeros((), jnp.int32), memory
+
+    deaf = lambda *given: learner(*given)._replace(policy=act)
+    made = envs.make(tasks.Probe(masked=masked), task=tasks.ENDLESS)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        parts.program(deaf, Config(num_eval_episodes=0), *made)(jax.random.key(0))
+    told = [
+        "the policy does not read the mask of Probe, and takes forbidden actions" in str(x.message)
+        for x in caught
+    ]
+    assert any(told) == (masked and not reads)
 
 
 def test_train_follows_its_plan(curve):

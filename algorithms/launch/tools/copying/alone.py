@@ -43,12 +43,14 @@ ARGUMENT = (
     *(shards.sum_over_shards, shards.mean_over_shards, shards.max_over_shards),
     *(shards.any_over_shards, shards.with_own_keys, shards.gathered, shards.of_all),
     *(shards.memory, shards.apart, shards.merged, shards.summed, of_kit, reads.watched),
+    *(training.checked, training.counted),
 )
 NOTHING = (
     *(shards.share_of, reads.changed, reads.asked_for, reads.warn_of_unread),
     *(checks.warn_of_scale, checks.warn_of_units, interface.check_interface),
     levels.warn_of_one_level,
     *(fields.check_kind, training.check_key, evaluation.longest, exploitability.measure),
+    training.warn_of_mask,
 )
 TRUE = (reads.is_watched,)
 
