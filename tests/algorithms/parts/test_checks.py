@@ -2,6 +2,7 @@
 
 import sys
 import types
+import warnings
 from pathlib import Path
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 
 from algorithms import parts, ppo
 from algorithms.parts import capacity, checks
+from envs import warn
 from tests import probe as tasks
 from tests.probe import spaces
 
@@ -157,14 +159,16 @@ class Dicts(tasks.Probe):
 
 
 class Narrow(tasks.Probe):
+    shape = (2, 5, 1)
+
     def observation_space(self, params):
-        return spaces.Box(0, 1, (2, 5, 1))
+        return spaces.Box(0, 1, self.shape)
 
     def reset_env(self, key, params):
-        return jnp.zeros((2, 5, 1)), super().reset_env(key, params)[1]
+        return jnp.zeros(self.shape), super().reset_env(key, params)[1]
 
     def step_env(self, key, state, action, params):
-        return jnp.zeros((2, 5, 1)), *super().step_env(key, state, action, params)[1:]
+        return jnp.zeros(self.shape), *super().step_env(key, state, action, params)[1:]
 
 
 class Flat(Narrow):
@@ -320,6 +324,26 @@ def test_without_a_file_its_title_is_its_name(place):
 
 def test_small_images_need_no_convolution():
     checks.check_spaces(INFO, make_config(conv_layers="none"), Narrow(), PARAMS)
+
+
+@pytest.mark.parametrize(
+    "shape, layers, told",
+    [
+        ((3, 8, 8), "small", True),
+        ((3, 8, 8), "none", False),
+        ((8, 8, 3), "small", False),
+        ((4, 5, 26), "small", False),  # as a small room of Overcooked
+        ((3, 3, 3), "small", False),
+    ],
+)
+def test_channels_that_come_first_are_told_of(shape, layers, told, monkeypatch):
+    monkeypatch.setattr(warn, "_told", set())
+    monkeypatch.setattr(Narrow, "shape", shape)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        checks.check_spaces(INFO, make_config(conv_layers=layers), Narrow(), PARAMS)
+    told_of = "take as 3x8 pixels of 8 channels: channels come last, as in (8, 8, 3)"
+    assert any(told_of in str(one.message) for one in caught) == told
 
 
 def test_observations_have_the_shape_of_the_space():
