@@ -179,6 +179,15 @@ def check_fit(initial: Initial, module: Any, config: Any) -> None:
                 )
 
 
+def tell(initial: Initial, module: Any, env: Any) -> None:
+    """Warns of what makes the policy another one here than in its run: edited files."""
+    there = experiment.open(initial.run)
+    pairs = sorted(set(zip(initial.trials, initial.points))) * hosts.is_first()
+    for trial, point in pairs:
+        session = there.locate(trial)[0].session(point)
+        loading.tell_of_edits(there.path, session, module, env)
+
+
 def read(initial: Initial, module: Any, config: Any) -> Any:
     """A state with what is taken (num_seeds, ...), on the host, and None in the other fields.
 

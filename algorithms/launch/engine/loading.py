@@ -1,5 +1,6 @@
 """Reading a run back, for a user's own script, --evaluate, --render, and as a player of games."""
 
+import functools
 import importlib
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,8 @@ import numpy as np
 
 import envs
 from algorithms import parts
-from algorithms.launch.engine import experiment, files, outcomes, population, programs
-from algorithms.launch.engine.errors import UserError
+from algorithms.launch.engine import experiment, files, outcomes, population, programs, versions
+from algorithms.launch.engine.errors import UserError, warn
 from algorithms.launch.engine.metrics import Metrics, mean_returns, over_episodes, players, stack
 from algorithms.launch.engine.population import Acting
 from algorithms.launch.engine.progress import brief
@@ -104,7 +105,8 @@ def _load(
     history = run.history()
     wanted = range(count) if trial is None else range(trial, trial + 1)
     chosen = [choose_point(run, point, history, i) for i in wanted]
-    programs.make_environment(module, config)
+    made, *_ = programs.make_environment(module, config)
+    tell_of_edits(there.path, run.session(max(chosen)), module, made)
     home, places = run, wanted
     if whole and number is not None:  # of a sweep another run may have it
         home, place = there.locate_state(number, chosen[0])
@@ -135,6 +137,23 @@ def _read(run_dir: RunDir, chosen: list[int], trials: range, like: Any, whole: b
         return run_dir.read(chosen[0], "state", like, trials)
     come = [Source(run_dir, place, at) for place, at in zip(trials, chosen)]
     return Acting(rows(come, lambda run, at, part: run.read(at, "policy", like.policy, part)))
+
+
+def tell_of_edits(path: Path, session: dict[str, Any], module: Any, env: Any) -> None:
+    """Warns of files of the user's that were edited after a session has trained."""
+    if edited := versions.edited(session, module, env):
+        have, those = ("has", "file") if len(edited) == 1 else ("have", "files")
+        _warn_once(
+            f"{' and '.join(edited)} {have} changed since {path} was trained (versions.json): what "
+            f"follows is of the new {those}",
+            *edited.values(),
+        )
+
+
+@functools.cache
+def _warn_once(text: str, *digests: str) -> None:
+    """One run is read many times, as a player of games."""
+    warn(text)
 
 
 def choose_point(run_dir: RunDir, point: Any, history: dict[int, Metrics], trial: int) -> int:

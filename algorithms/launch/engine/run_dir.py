@@ -84,6 +84,12 @@ class RunDir:
         edited = [name for name, x in digests.items() if files_before.get(name, x) != x]
         return [f"{name} {before.get(name)} -> {now[name]}" for name in names], edited
 
+    def session(self, point: int) -> dict[str, Any]:
+        """What versions.json says of the session that trained a point; {} if none is known."""
+        every = sessions_of(self.path)
+        before = [one for one in every if one.get("from_point", 0) < point]
+        return (before[-1:] or every[:1] or [{}])[0]
+
     # --- which points there are ----------------------------------------------------------------
 
     def file(self, point: int, kind: str, part: range | None = None) -> Path:
@@ -363,6 +369,15 @@ def _number(file: Path) -> int:
 SWEEP = "sweep.json"  # in the directory of a sweep
 VERSION = 1  # of what config.json holds
 HAS = ("algorithm", "seeds", "floats", "options", "config")
+
+
+def sessions_of(path: Path) -> list[dict[str, Any]]:
+    """The entries of a run's versions.json; none where it cannot be read."""
+    try:
+        found = files.read_json(path / "versions.json")
+    except UserError:
+        return []
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def fill(folder: Path, description: dict[str, Any]) -> None:

@@ -64,16 +64,50 @@ EARLIER = {"agents_per_device": "trials_per_device"}  # names in versions.json o
 def versions(module: Any, layout: devices.Layout, env: Any = None) -> dict[str, Any]:
     """Python, libraries, device, git commit, and digests of the files that a user writes: that of
     the algorithm, and that of an environment of his own."""
-    device, file = layout.devices[0], Path(module.__file__).resolve()
-    written = [x for x in (file, *_file_of(part_of_user(env))) if x.is_file()]
+    device, written = layout.devices[0], _written(module, env)
     return {
         **_software(),
         "device": f"{device.platform} {device.device_kind}",
         "num_devices": len(layout.devices),
         "trials_per_device": layout.used,
-        **_git(file.parent, tuple(written)),
-        "files": {x.name: hashlib.sha256(x.read_bytes()).hexdigest()[:16] for x in written},
+        **_git(Path(module.__file__).resolve().parent, tuple(written)),
+        "files": _digests(written),
     }
+
+
+def edited(session: dict[str, Any], module: Any, env: Any) -> dict[str, str]:
+    """The files of which a session of a run had other digests: {name: its digest now}.
+
+    A file that either of the two does not have tells nothing.
+
+    Args:
+      session: an entry of versions.json; that of an early version has no digests.
+    """
+    written, before = _written(module, env), session.get("files", {})
+    differ = {name: x for name, x in _digests(written).items() if before.get(name, x) != x}
+    now = _git(Path(module.__file__).resolve().parent) if differ else {}
+    tells = lambda name: _among(session, name) in ({_among(now, name)} - {None})
+    return {name: x for name, x in differ.items() if tells(name)}
+
+
+def _among(session: dict[str, Any], name: str) -> str | None:
+    """What two sessions must share so that different digests of a file tell of an edit.
+
+    A user's own file needs nothing. A file of the kit differs between its versions, too, so that
+    only two texts at one commit do; None where no commit is known.
+    """
+    is_of_kit = (Path(algorithms.__file__).parent / name).is_file()
+    return session.get("git_commit") if is_of_kit else ""
+
+
+def _digests(written: list[Path]) -> dict[str, str]:
+    return {x.name: hashlib.sha256(x.read_bytes()).hexdigest()[:16] for x in written}
+
+
+def _written(module: Any, env: Any) -> list[Path]:
+    """The files that a user writes."""
+    files = Path(module.__file__).resolve(), *_file_of(part_of_user(env))
+    return [file for file in files if file.is_file()]
 
 
 def _file_of(env: Any) -> list[Path]:

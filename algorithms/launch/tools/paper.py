@@ -14,7 +14,7 @@ import numpy as np
 
 from algorithms.launch.engine import experiment, files, plots, results
 from algorithms.launch.engine.errors import UserError, unknown, warn
-from algorithms.launch.engine.run_dir import RunDir
+from algorithms.launch.engine.run_dir import RunDir, sessions_of
 from algorithms.launch.tools import comparison, figures, tables
 
 Panels = dict[str, list[comparison.Pooled]]
@@ -348,17 +348,9 @@ def _seconds(run: Path) -> dict[int, tuple[str, dict[int, float]]]:
     return found
 
 
-def _sessions(run_dir: Path) -> list[dict[str, Any]]:
-    """What versions.json says of the sessions of a run; nothing where it cannot be read."""
-    try:
-        return list(files.read_json(run_dir / "versions.json"))
-    except UserError:
-        return []
-
-
 def _device(run_dir: Path) -> str:
     said = {
-        f"{one['num_devices']} x {one['device'].partition(' ')[2]}" for one in _sessions(run_dir)
+        f"{one['num_devices']} x {one['device'].partition(' ')[2]}" for one in sessions_of(run_dir)
     }
     return " or ".join(sorted(said)) or "an unknown device"
 
@@ -368,7 +360,7 @@ def _commits(runs: set[Path]) -> str:
     found: dict[str, None] = {}
     for run in sorted(runs):
         for entry in experiment.open(run).entries:
-            for one in _sessions(entry.path) or [{}]:
+            for one in sessions_of(entry.path) or [{}]:
                 commit = one.get("git_commit")
                 changed = " with uncommitted changes" * bool(one.get("git_dirty"))
                 found[f"{commit[:10]}{changed}" if commit else "unknown"] = None

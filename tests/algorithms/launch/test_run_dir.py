@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import envs
-from algorithms import launch
+from algorithms import launch, ppo
 from algorithms.launch import cli
 from algorithms.launch.engine import devices, experiment, files, loading, metrics, record, versions
 from algorithms.launch.engine import settings as configurations
@@ -139,6 +139,41 @@ def test_a_file_that_was_changed_is_told_of_when_a_run_goes_on(tmp_path, monkeyp
     launch.resume(tmp_path / "run", module=toy)
     found = "toy.py changed since this run trained last, so from point 2 on the curve is that of"
     assert capsys.readouterr().err.count(found) == 1
+
+
+def test_a_file_that_was_changed_is_told_of_when_a_run_is_read(tmp_path, capsys):
+    """Each session has digests of its own; those of an early version has none."""
+    path = launch.run(toy, CONFIG, run_dir=tmp_path / "run").run_dir
+    text = (path / "versions.json").read_text()
+    (session,) = json.loads(text)
+    other = session | {"files": {"toy.py": "0" * 16, "gone.py": "0" * 16}}
+
+    def told(*sessions, read=lambda: launch.load(path, 2, module=toy)):
+        loading._warn_once.cache_clear()
+        (path / "versions.json").write_text(json.dumps(sessions))
+        read()
+        return capsys.readouterr().err.count(
+            f"toy.py has changed since {path} was trained (versions.json): what follows is of the "
+            "new file"
+        )
+
+    begin = lambda: launch.run(toy, CONFIG, save=False, init_from=path)
+    assert told(other) == told(other, read=begin) == 1
+    assert told(session) == told({k: v for k, v in session.items() if k != "files"}) == told() == 0
+    assert told(other, session | {"from_point": 1}) == told(session, other | {"from_point": 2}) == 0
+    assert told(session, other | {"from_point": 1}) == 1
+    twice = lambda: [launch.load(path, point, module=toy) for point in (1, 2)]
+    assert told(other, read=twice) == 1
+
+
+def test_another_version_of_the_kit_is_no_edited_file(monkeypatch):
+    """Only two texts of one commit are."""
+    monkeypatch.setattr(versions, "_git", lambda folder: {"git_commit": "this"})
+    of = lambda **more: versions.edited({"files": {"ppo.py": "0" * 16}, **more}, ppo, None)
+    assert of(git_commit="this").keys() == {"ppo.py"}
+    assert not of(git_commit="another") and not of(git_commit=None)
+    monkeypatch.setattr(versions, "_git", lambda folder: {"git_commit": None})
+    assert not of(git_commit=None)
 
 
 def test_a_file_that_git_does_not_have_is_no_clean_checkout(tmp_path, monkeypatch):
