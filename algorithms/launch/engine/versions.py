@@ -2,11 +2,13 @@
 
 import hashlib
 import importlib.metadata
+import itertools
 import platform
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,25 @@ def edited(session: dict[str, Any], module: Any, env: Any) -> dict[str, str]:
     now = _git(Path(module.__file__).resolve().parent) if differ else {}
     tells = lambda name: _among(session, name) in ({_among(now, name)} - {None})
     return {name: x for name, x in differ.items() if tells(name)}
+
+
+def edits(runs: Iterable[list[dict[str, Any]]]) -> list[dict[str, str]]:
+    """The files of which runs have several digests: {name: those of the run}, for each run.
+
+    Args:
+      runs: the sessions of each.
+    """
+    told = [
+        [(name, _among(one, name), x) for one in run for name, x in one.get("files", {}).items()]
+        for run in runs
+    ]
+    texts: dict[tuple[str, str], set[str]] = {}
+    for name, among, x in itertools.chain(*told):
+        if among is not None:
+            texts.setdefault((name, among), set()).add(x)
+    names = {name: None for (name, _), several in texts.items() if len(several) > 1}
+    of_run = lambda run, name: "+".join(dict.fromkeys(x[:8] for n, _, x in run if n == name))
+    return [{name: of_run(run, name) or "unknown" for name in names} for run in told]
 
 
 def _among(session: dict[str, Any], name: str) -> str | None:

@@ -6,10 +6,11 @@
     python -m algorithms.launch.compare runs/SWEEP --objective steps_to=-200
 
 Seeds of equal settings are pooled, whatever runs they are in; a seed that is in several counts
-once. Where a run began (--init-from) is one of the settings. Of finished sweeps of the same
-settings on several environments it also says how much tuning for each environment brings. With
---optuna sweeps become studies for optuna-dashboard, in place of a table. With --objective the
-settings of one sweep are ranked anew, see `ranking`.
+once. Where a run began (--init-from) is a setting, and so is the text of a file of the user's that
+was edited between runs (versions.json). Of finished sweeps of the same settings on several
+environments it also says how much tuning for each environment brings. With --optuna sweeps become
+studies for optuna-dashboard, in place of a table. With --objective the settings of one sweep are
+ranked anew, see `ranking`.
 """
 
 import argparse
@@ -26,8 +27,10 @@ from algorithms.launch.engine import (
     population,
     results,
     settings,
+    versions,
 )
 from algorithms.launch.engine.errors import UserError, refusing, warn
+from algorithms.launch.engine.run_dir import sessions_of
 from algorithms.launch.tools import comparison, paper, ranking, sensitivity
 
 METRICS = {"eval_return": "evaluation return", "episode_return": "training return"}
@@ -131,18 +134,44 @@ def _completed(given: Sequence[_Given]) -> list[_Given]:
         for part in one.parts:
             fields.setdefault(one.there.algorithm, set()).update(part.setting)
     lacks = lambda one: any(fields[one.there.algorithm] - part.setting.keys() for part in one.parts)
+    files = _files(given)
     defaults: dict[str, dict[str, Any]] = {}
     for algorithm in {one.there.algorithm for one in given if lacks(one)}:
         with contextlib.suppress(UserError):  # not one of `algorithms`
             defaults[algorithm] = settings.with_defaults(loading.find_module(algorithm).Config, {})
     scratch = "scratch" if any(one.begun for one in given) else None
     filled = lambda one, part: part._replace(
-        setting={**defaults.get(one.there.algorithm, {}), **part.setting}
+        setting={
+            **defaults.get(one.there.algorithm, {}),
+            **part.setting,
+            **files[_run_of(one, part)],
+        }
     )
     return [
         one._replace(parts=[filled(one, part) for part in one.parts], begun=one.begun or scratch)
         for one in given
     ]
+
+
+def _files(given: Sequence[_Given]) -> dict[Path, dict[str, str]]:
+    """{run: {file: digest}} of the user's files that are not the same in all runs of an algorithm
+    in an environment. The file of an environment object may be any script, and does not count."""
+    tasks: dict[Any, dict[Path, bool]] = {}  # whether a run is of an object
+    for one in given:
+        for part in one.parts:
+            env = part.setting["env"]
+            task = one.there.algorithm, settings.env_label(env)
+            tasks.setdefault(task, {})[_run_of(one, part)] = isinstance(env, dict)
+    found = {}
+    for (algorithm, _), runs in tasks.items():
+        for run, edits in zip(runs, versions.edits(map(sessions_of, runs))):
+            every = [*edits] if not runs[run] else [f"{algorithm}.py"]
+            found[run] = {name: x for name, x in edits.items() if name in every}
+    return found
+
+
+def _run_of(given: _Given, part: results.Part) -> Path:
+    return given.there.path / part.run if given.there.is_sweep else given.there.path
 
 
 def _metric(given: Sequence[_Given], metric: str | None) -> str:

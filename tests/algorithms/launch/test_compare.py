@@ -296,6 +296,46 @@ def test_what_began_at_another_run_is_not_pooled_with_what_began_from_scratch(tm
     assert [curve.label for curve in panel] == ["toy"]
 
 
+def write_digests(path, *digests, commit="one", file="toy.py"):
+    """Of a file, in the sessions of a run; None for an early version, which has none."""
+    sessions = [
+        {"git_commit": commit, **({"files": {file: 8 * x, "other.py": "same"}} if x else {})}
+        for x in digests
+    ]
+    (path / "versions.json").write_text(json.dumps(sessions))
+
+
+def test_runs_of_an_edited_file_are_not_pooled(tmp_path, capsys):
+    """Nor does a seed count once, which both have."""
+    texts = {"a": "x", "b": "y", "c": "x", "d": "xy", "e": [None]}
+    for name, digests in texts.items():
+        write_digests(write_run(tmp_path / name, [[0, 1]], seeds=[name == "c"]), *digests)
+    labels = lambda names: {
+        curve.label: len(curve.trials)
+        for curve in compare.compare([tmp_path / name for name in names]).panels["A-v0"]
+    }
+    x, y, both, none = (
+        f"toy, toy.py={words}" for words in (8 * "x", 8 * "y", f"{8 * 'x'}+{8 * 'y'}", "unknown")
+    )
+    assert labels("abcde") == {x: 2, y: 1, both: 1, none: 1}
+    assert labels("ac") == {"toy": 2} == labels("ce")
+    assert labels("d") == {"toy": 1} and "seed counts once" not in capsys.readouterr().err
+
+
+def test_versions_of_the_kit_are_pooled_and_edits_of_its_file_are_not(tmp_path):
+    """So are runs of an environment object, whose file is any script."""
+    common, others = {"algorithm": "dqn"}, {"env": {"object": "A-v0"}}
+    cases = {"a": ("x", "one"), "b": ("y", "two"), "c": ("z", "one")}
+    for seed, (name, (text, commit)) in enumerate(cases.items()):
+        made = write_run(tmp_path / name, [[0, 1]], seeds=[seed], **common)
+        write_digests(made, text, commit=commit, file="dqn.py")
+        made = write_run(tmp_path / f"object_{name}", [[0, 1]], seeds=[seed], **others)
+        write_digests(made, text, file="train.py")
+    curves = lambda *names: len(compare.compare([tmp_path / n for n in names]).panels["A-v0"])
+    assert curves("a", "b") == 1 and curves("a", "c") == 2 and curves("a", "b", "c") == 3
+    assert curves("object_a", "object_b") == 1
+
+
 def test_what_a_run_is_older_than_is_as_by_default(tmp_path):
     """Of an algorithm of the kit; toy is none."""
     settings = {"old": {}, "new": {"clip_obs": 10.0}, "other": {"clip_obs": 5.0}}
