@@ -197,7 +197,7 @@ def _with_beginnings(options: Options, seeds: range, trainers: list[Trainer]) ->
     begins = initial.choose(options.init, seeds, algorithm)
     for trainer in trainers:
         initial.check_fit(begins, trainer.module, trainer.config)
-    initial.tell(begins, first.module, first.env)
+    initial.tell(begins, first.module, first.env, first.config.env)
     state = initial.read(begins, first.module, first.config)
     first.view.say(initial.in_words(begins, state))
     return options._replace(init=begins)

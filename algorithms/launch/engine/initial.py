@@ -179,13 +179,17 @@ def check_fit(initial: Initial, module: Any, config: Any) -> None:
                 )
 
 
-def tell(initial: Initial, module: Any, env: Any) -> None:
-    """Warns of what makes the policy another one here than in its run: edited files."""
+def tell(initial: Initial, *now: Any) -> None:
+    """Warns of what makes the policy another one here than in its run: edited files.
+
+    Args:
+      *now: as of `loading.tell_of_edits`.
+    """
     there = experiment.open(initial.run)
     pairs = sorted(set(zip(initial.trials, initial.points))) * hosts.is_first()
     for trial, point in pairs:
         session = there.locate(trial)[0].session(point)
-        loading.tell_of_edits(there.path, session, module, env)
+        loading.tell_of_edits(there.path, session, *now)
 
 
 def read(initial: Initial, module: Any, config: Any) -> Any:

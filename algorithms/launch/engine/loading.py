@@ -106,7 +106,7 @@ def _load(
     wanted = range(count) if trial is None else range(trial, trial + 1)
     chosen = [choose_point(run, point, history, i) for i in wanted]
     made, *_ = programs.make_environment(module, config)
-    tell_of_edits(there.path, run.session(max(chosen)), module, made)
+    tell_of_edits(there.path, run.session(max(chosen)), module, made, config.env)
     home, places = run, wanted
     if whole and number is not None:  # of a sweep another run may have it
         home, place = there.locate_state(number, chosen[0])
@@ -139,10 +139,11 @@ def _read(run_dir: RunDir, chosen: list[int], trials: range, like: Any, whole: b
     return Acting(rows(come, lambda run, at, part: run.read(at, "policy", like.policy, part)))
 
 
-def tell_of_edits(path: Path, session: dict[str, Any], module: Any, env: Any) -> None:
-    """Warns of files of the user's that were edited after a session has trained."""
-    if edited := versions.edited(session, module, env):
-        have, those = ("has", "file") if len(edited) == 1 else ("have", "files")
+def tell_of_edits(path: Path, session: dict[str, Any], *now: Any) -> None:
+    """Warns of files of the user's that were edited after a session has trained, and of another
+    environment object; `now` are the other arguments of `versions.edited`."""
+    if edited := versions.edited(session, *now):
+        have, those = ("has", "one") if len(edited) == 1 else ("have", "ones")
         _warn_once(
             f"{' and '.join(edited)} {have} changed since {path} was trained (versions.json): what "
             f"follows is of the new {those}",

@@ -77,7 +77,7 @@ class Saving(Output):
             run_dir.describe(session.chunk.described(options))
             last = -1 if start.get_state is None else start.point
             run_dir.rewind(last, start.history)
-        found = versions(trainer.module, session.layout, trainer.env)
+        found = versions(trainer.module, session.layout, trainer.env, trainer.config.env)
         changes, edited = run_dir.write_versions(found, start.point)
         if changes:
             warn(f"last digits may differ from an uninterrupted run's: {', '.join(changes)}")

@@ -29,7 +29,7 @@ from algorithms.launch.engine import devices, files, hosts, settings
 from algorithms.launch.engine.errors import UserError, warn
 from algorithms.launch.engine.metrics import LAST_COLUMNS, PACE_NAMES, Metrics, as_csv, columns
 from algorithms.launch.engine.settings import Trials
-from algorithms.launch.engine.versions import EARLIER
+from algorithms.launch.engine.versions import EARLIER, among
 
 KEPT_STATES = 2
 NAME = re.compile(r"\d+(\.\d+-\d+)?\.(policy|state)")  # of a checkpoint
@@ -81,7 +81,8 @@ class RunDir:
         now, files_before = dict(versions), before.get("files", {})
         digests = now.pop("files", {})
         names = [name for name, value in now.items() if before.get(name) != value]
-        edited = [name for name, x in digests.items() if files_before.get(name, x) != x]
+        compares = lambda name: name.endswith(".py") or among(before, name) == among(now, name)
+        edited = [n for n, x in digests.items() if files_before.get(n, x) != x and compares(n)]
         return [f"{name} {before.get(name)} -> {now[name]}" for name in names], edited
 
     def session(self, point: int) -> dict[str, Any]:

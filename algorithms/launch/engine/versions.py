@@ -8,13 +8,18 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+from jax.extend import core
+
 import algorithms
 from algorithms.launch.engine import devices
-from envs.behaviour import part_of_user
+from envs.behaviour import Traced, functions, part_of_user
+from envs.usual_jax import with_usual_jax
 
 NAME = "single-file-rl"  # of the kit, as pip knows it
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "gymnax", "numpy")
@@ -63,32 +68,46 @@ def requirements(folder: Path) -> dict[str, str]:
 EARLIER = {"agents_per_device": "trials_per_device"}  # names in versions.json of older runs
 
 
-def versions(module: Any, layout: devices.Layout, env: Any = None) -> dict[str, Any]:
-    """Python, libraries, device, git commit, and digests of the files that a user writes: that of
-    the algorithm, and that of an environment of his own."""
-    device, written = layout.devices[0], _written(module, env)
+def versions(
+    module: Any, layout: devices.Layout, env: Any = None, given: Any = None
+) -> dict[str, Any]:
+    """Python, libraries, device, git commit, and digests of what a user writes: the algorithm's
+    file, and the file of an environment of his own.
+
+    Args:
+      env: of `envs.make`.
+      given: what the Config has as `env`. Of an object the digest is of what it does, under its
+        name: its file may be any script, and its arguments are in no file.
+    """
+    written = _written(module, env)
     return {
         **_software(),
-        "device": f"{device.platform} {device.device_kind}",
+        "device": _device(layout.devices[0]),
         "num_devices": len(layout.devices),
         "trials_per_device": layout.used,
         **_git(Path(module.__file__).resolve().parent, tuple(written)),
-        "files": _digests(written),
+        "files": _digests(module, env, given),
     }
 
 
-def edited(session: dict[str, Any], module: Any, env: Any) -> dict[str, str]:
+def edited(session: dict[str, Any], module: Any, env: Any, given: Any) -> dict[str, str]:
     """The files of which a session of a run had other digests: {name: its digest now}.
 
     A file that either of the two does not have tells nothing.
 
     Args:
       session: an entry of versions.json; that of an early version has no digests.
+      env, given: as of `versions`.
     """
-    written, before = _written(module, env), session.get("files", {})
-    differ = {name: x for name, x in _digests(written).items() if before.get(name, x) != x}
-    now = _git(Path(module.__file__).resolve().parent) if differ else {}
-    tells = lambda name: _among(session, name) in ({_among(now, name)} - {None})
+    if not (before := session.get("files")):
+        return {}
+    now = _digests(module, env, given)
+    differ = {name: x for name, x in now.items() if before.get(name, x) != x}
+    if not differ:
+        return {}
+    here = _software() | _git(Path(module.__file__).resolve().parent)
+    here["device"] = _device(jax.devices()[0])
+    tells = lambda name: among(session, name) in ({among(here, name)} - {None})
     return {name: x for name, x in differ.items() if tells(name)}
 
 
@@ -99,30 +118,82 @@ def edits(runs: Iterable[list[dict[str, Any]]]) -> list[dict[str, str]]:
       runs: the sessions of each.
     """
     told = [
-        [(name, _among(one, name), x) for one in run for name, x in one.get("files", {}).items()]
+        [(name, among(one, name), x) for one in run for name, x in one.get("files", {}).items()]
         for run in runs
     ]
     texts: dict[tuple[str, str], set[str]] = {}
-    for name, among, x in itertools.chain(*told):
-        if among is not None:
-            texts.setdefault((name, among), set()).add(x)
+    for name, within, x in itertools.chain(*told):
+        if within is not None:
+            texts.setdefault((name, within), set()).add(x)
     names = {name: None for (name, _), several in texts.items() if len(several) > 1}
     of_run = lambda run, name: "+".join(dict.fromkeys(x[:8] for n, _, x in run if n == name))
     return [{name: of_run(run, name) or "unknown" for name in names} for run in told]
 
 
-def _among(session: dict[str, Any], name: str) -> str | None:
-    """What two sessions must share so that different digests of a file tell of an edit.
+def among(session: dict[str, Any], name: str) -> str | None:
+    """What two sessions must share so that different digests tell of an edit.
 
     A user's own file needs nothing. A file of the kit differs between its versions, too, so that
-    only two texts at one commit do; None where no commit is known.
+    only two texts at one commit do; None where no commit is known. What an object does is written
+    in the words of a version of jax, with numbers that a device has computed.
     """
+    if not name.endswith(".py"):
+        return " ".join(str(session.get(what)) for what in ("jax", "platform", "device"))
     is_of_kit = (Path(algorithms.__file__).parent / name).is_file()
     return session.get("git_commit") if is_of_kit else ""
 
 
-def _digests(written: list[Path]) -> dict[str, str]:
-    return {x.name: hashlib.sha256(x.read_bytes()).hexdigest()[:16] for x in written}
+def _digests(module: Any, env: Any, given: Any) -> dict[str, str]:
+    world = None if isinstance(given, str) else part_of_user(given)
+    does = _behaviour(world) if world is not None else None
+    written = _written(module, None if does else env)
+    found = {file.name: _digest(file.read_bytes()) for file in written}
+    return found | ({getattr(world, "name", type(world).__name__): does} if does else {})
+
+
+def _digest(*texts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
+
+
+@with_usual_jax
+def _behaviour(env: Any) -> str | None:
+    """A digest of what a user's environment does: of the programs of its functions, the numbers in
+    them and its default parameters. None where they cannot be had, or are others each time."""
+
+    def once() -> str:
+        leaves, structure = jax.tree.flatten(env.default_params)
+        reset, step = functions(env, env.default_params)
+        cut = Traced("is_truncated", env.is_truncated, (step.given[1], step.given[3]))
+        programs = [traced.trace() for traced in (reset, step, cut)]
+        texts = [re.sub(r" at 0x\w+", "", str(x)) for x in (structure, *programs)]
+        numbers = [*leaves, *(x for program in programs for x in _constants(program))]
+        return _digest(*(text.encode() for text in texts), *map(_bytes, numbers))
+
+    try:
+        with jax.debug_key_reuse(False), jax.debug_nans(False):
+            found = {once(), once()}
+    except Exception:  # a user's code, which others tell of
+        return None
+    return found.pop() if len(found) == 1 else None
+
+
+def _constants(program: Any) -> Iterator[Any]:
+    """The arrays in a program, and in those that it calls."""
+    yield from getattr(program, "consts", ())
+    kinds = (core.ClosedJaxpr, core.Jaxpr)
+    for equation in program.eqns:
+        for x in jax.tree.leaves(equation.params, is_leaf=lambda x: isinstance(x, kinds)):
+            if isinstance(x, kinds):
+                yield from _constants(x)
+
+
+def _bytes(x: Any) -> bytes:
+    x = np.asarray(jax.random.key_data(x) if isinstance(x, jax.Array) and devices.is_key(x) else x)
+    return f"{x.dtype}{x.shape}".encode() + x.tobytes()
+
+
+def _device(device: Any) -> str:
+    return f"{device.platform} {device.device_kind}"
 
 
 def _written(module: Any, env: Any) -> list[Path]:

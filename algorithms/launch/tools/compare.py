@@ -155,7 +155,8 @@ def _completed(given: Sequence[_Given]) -> list[_Given]:
 
 def _files(given: Sequence[_Given]) -> dict[Path, dict[str, str]]:
     """{run: {file: digest}} of the user's files that are not the same in all runs of an algorithm
-    in an environment. The file of an environment object may be any script, and does not count."""
+    in an environment, and of objects that do not do the same. An object's file may be any script,
+    and does not count."""
     tasks: dict[Any, dict[Path, bool]] = {}  # whether a run is of an object
     for one in given:
         for part in one.parts:
@@ -165,8 +166,9 @@ def _files(given: Sequence[_Given]) -> dict[Path, dict[str, str]]:
     found = {}
     for (algorithm, _), runs in tasks.items():
         for run, edits in zip(runs, versions.edits(map(sessions_of, runs))):
-            every = [*edits] if not runs[run] else [f"{algorithm}.py"]
-            found[run] = {name: x for name, x in edits.items() if name in every}
+            own = [name for name in edits if name.endswith(".py") and name != f"{algorithm}.py"]
+            left_out = own if runs[run] else []
+            found[run] = {name: x for name, x in edits.items() if name not in left_out}
     return found
 
 

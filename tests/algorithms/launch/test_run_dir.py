@@ -7,14 +7,17 @@ import json
 import math
 import os
 import resource
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
+from flax import struct
 
 import envs
 from algorithms import launch, ppo
@@ -24,6 +27,7 @@ from algorithms.launch.engine import settings as configurations
 from algorithms.launch.engine.errors import UserError
 from algorithms.launch.engine.metrics import PACE_NAMES
 from algorithms.launch.engine.run_dir import RunDir
+from algorithms.launch.tools import compare
 from tests import probe as tasks
 from tests.algorithms.launch import toy
 
@@ -154,7 +158,7 @@ def test_a_file_that_was_changed_is_told_of_when_a_run_is_read(tmp_path, capsys)
         read()
         return capsys.readouterr().err.count(
             f"toy.py has changed since {path} was trained (versions.json): what follows is of the "
-            "new file"
+            "new one"
         )
 
     begin = lambda: launch.run(toy, CONFIG, save=False, init_from=path)
@@ -169,11 +173,87 @@ def test_a_file_that_was_changed_is_told_of_when_a_run_is_read(tmp_path, capsys)
 def test_another_version_of_the_kit_is_no_edited_file(monkeypatch):
     """Only two texts of one commit are."""
     monkeypatch.setattr(versions, "_git", lambda folder: {"git_commit": "this"})
-    of = lambda **more: versions.edited({"files": {"ppo.py": "0" * 16}, **more}, ppo, None)
+    of = lambda **more: versions.edited({"files": {"ppo.py": "0" * 16}, **more}, ppo, None, None)
     assert of(git_commit="this").keys() == {"ppo.py"}
     assert not of(git_commit="another") and not of(git_commit=None)
     monkeypatch.setattr(versions, "_git", lambda folder: {"git_commit": None})
     assert not of(git_commit=None)
+
+
+@struct.dataclass
+class PaidParams(tasks.ProbeParams):
+    curve: Callable = struct.field(pytree_node=False, default=lambda x: x)  # it has an address
+
+
+class Paid(tasks.Probe):
+    """What it pays is in no file."""
+
+    default_params = PaidParams()
+
+    def __init__(self, pay, noise=None):
+        super().__init__()
+        pays = np.full(2000, pay, np.float32)  # more than a program's text shows
+        self.pay = jax.jit(lambda x: x * jax.numpy.take(pays, x.astype(int)))
+        self.noise = noise
+
+    def step_env(self, key, state, action, params):
+        seen, state, reward, *rest = super().step_env(key, state, action, params)
+        reward = self.pay(reward) + (np.random.random() if self.noise else 0)
+        return seen, state, params.curve(reward), *rest
+
+
+DIGEST = """
+from algorithms.launch.engine import versions
+from tests.algorithms.launch import test_run_dir, toy
+print(versions._digests(toy, None, test_run_dir.Paid(2.0))["Probe"])
+"""
+
+
+def test_an_object_is_known_by_what_it_does():
+    """In any process, in the kit's wrappers too; not where this is something else each time."""
+    of = lambda env, given=None: versions._digests(toy, env, env if given is None else given)
+    one = of(Paid(2.0))
+    assert one.keys() == {"toy.py", "Probe"} and one == of(Paid(2.0))
+    assert one == of(envs.make(Paid(2.0), max_steps=5)[0]) != of(Paid(3.0))
+    with jax.enable_x64(True):
+        assert one == of(Paid(2.0))
+    (dear := Paid(2.0)).default_params = PaidParams(reward=3.0)
+    (never := Paid(2.0)).is_truncated = lambda state, params: jax.numpy.array(False)
+    assert one != of(dear) and one != of(never)
+    assert of(Paid(2.0, noise=True)).keys() == {"toy.py", "test_run_dir.py"}
+    assert of(Paid(2.0), "test_run_dir:Paid").keys() == {"toy.py", "test_run_dir.py"}
+    more = {"PYTHONHASHSEED": "7", "JAX_PLATFORMS": "cpu"}
+    said = subprocess.check_output([sys.executable, "-c", DIGEST], env=os.environ | more, text=True)
+    assert said.split()[-1] == one["Probe"]
+
+
+def test_another_object_is_told_of(tmp_path, capsys):
+    """Where a run is read, goes on or is compared; not with another version of jax."""
+    runs = [tmp_path / name for name in "abc"]
+    for seed, (path, pay) in enumerate(zip(runs, (2.0, 3.0, 2.0))):
+        launch.run(toy, CONFIG.replace(env=Paid(pay)), seed=seed, run_dir=path)
+    (panel,) = compare.compare(runs).panels.values()
+    assert sorted(len(curve.trials) for curve in panel) == [1, 2]
+    assert all("Probe=" in curve.label for curve in panel)
+    (panel,) = compare.compare([runs[0], runs[2]]).panels.values()
+    assert [curve.label for curve in panel] == ["toy"]
+    read = f"Probe has changed since {runs[0]} was trained (versions.json)"
+    on = "Probe changed since this run trained last, so from point 4 on"
+
+    def told(pay):
+        loading._warn_once.cache_clear()
+        launch.load(runs[0], module=toy, env=Paid(pay))
+        launch.resume(runs[0], module=toy, env=Paid(pay), total_timesteps=CONFIG.total_timesteps)
+        more = shutil.copytree(runs[0], tmp_path / f"copy {pay}", dirs_exist_ok=True)
+        launch.resume(more, module=toy, env=Paid(pay), total_timesteps=300)
+        text = capsys.readouterr().err
+        return text.count(read), text.count(on)
+
+    assert told(2.0) == (0, 0) and told(3.0) == (1, 1)
+    (session,) = json.loads((runs[0] / "versions.json").read_text())
+    (runs[0] / "versions.json").write_text(json.dumps([session | {"jax": "0.0.1"}]))
+    shutil.rmtree(tmp_path / "copy 3.0")
+    assert told(3.0) == (0, 0)
 
 
 def test_a_file_that_git_does_not_have_is_no_clean_checkout(tmp_path, monkeypatch):
