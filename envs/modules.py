@@ -65,12 +65,8 @@ def construct(
       ValueError: the module or the name does not exist, is not callable, gives no environment,
         or raises an error; always in one line.
     """
-    if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name) or ".py:" in name:
-        raise ValueError(
-            f"environment '{name}': give my_module:MyEnv, without .py and with dots between folders"
-        )
     with jax.ensure_compile_time_eval():  # concrete arrays, also when called inside a trace
-        factory = _find(name)
+        factory = find(name)
         arguments = _arguments(factory)
         if taken_away := sorted(arguments.keys() & set(of_all)):
             raise ValueError(reserved(name, "argument", taken_away[0]))
@@ -90,8 +86,16 @@ def reserved(label: str, what: str, name: str) -> str:
     return f"{label} has its own {what} {name}, which is a setting of every environment: rename it"
 
 
-def _find(name: str) -> Callable:
-    """The class or function after the colon."""
+def find(name: str) -> Callable:
+    """The class or function after the colon.
+
+    Raises:
+      ValueError: as `construct`.
+    """
+    if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name) or ".py:" in name:
+        raise ValueError(
+            f"environment '{name}': give my_module:MyEnv, without .py and with dots between folders"
+        )
     module_name, _, attribute = name.partition(":")
     module = _import(name, module_name)
     public = {k: v for k, v in vars(module).items() if callable(v) and not k.startswith("_")}

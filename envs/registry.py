@@ -101,8 +101,10 @@ def make(env: Any, **settings: Any) -> tuple[Any, Any]:
     """
     if not isinstance(env, str):
         return _build(env, settings)
+    with jax.ensure_compile_time_eval():  # it may import a module, which may make arrays
+        made_of = modules.find(env) if ":" in env else None
     try:
-        return _cached(env, tuple(sorted(settings.items())))
+        return _cached(env, tuple(sorted(settings.items())), made_of)
     except TypeError:  # an unhashable setting
         return _build(env, settings)
 
@@ -124,7 +126,8 @@ def _check_object(env: Any) -> None:
 
 
 @functools.cache
-def _cached(name: str, settings: tuple[tuple[str, Any], ...]) -> tuple[Any, Any]:
+def _cached(name: str, settings: tuple[tuple[str, Any], ...], made_of: Any) -> tuple[Any, Any]:
+    """`made_of` is what a `module:name` stands for now: another class after a reload."""
     # The cache must hold concrete arrays, even if the first call is inside a trace.
     with jax.ensure_compile_time_eval():
         return _build(name, dict(settings))

@@ -100,6 +100,22 @@ def module(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
+def test_a_module_that_was_reloaded_gives_the_new_class(module, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # two texts of one second
+    name = module(WALK)
+    old, _ = envs.make(f"{name}:Walk")
+    module(WALK.replace("size=5", "size=8"), name)
+    importlib.reload(sys.modules[name])
+    assert (old.size, envs.make(f"{name}:Walk")[0].size) == (5, 8)
+    assert envs.make(f"{name}:Walk")[0] is envs.make(f"{name}:Walk")[0]
+
+
+def test_arrays_of_a_module_that_is_imported_inside_a_trace_are_none_of_it(module):
+    name = module(WALK + "\n\nTABLE = jnp.arange(3) + 1\n")
+    jax.eval_shape(lambda x: (envs.make(f"{name}:Walk"), x)[1], 1.0)
+    assert sys.modules[name].TABLE.tolist() == [1, 2, 3]
+
+
 def test_settings_go_to_the_constructor_the_parameters_and_the_wrappers(module):
     name = module(WALK)
     settings = {"size": 4, "pay": 2.0, "max_steps": 7, "action_repeat": 3}
