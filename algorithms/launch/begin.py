@@ -1,7 +1,7 @@
 """How runs and sweeps begin and go on: a run is a sweep of one group of trials, in one chunk."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,7 +115,7 @@ def begin(
     outputs = _outputs([group.config for group in groups], chosen)
     hooks = Hooks(functions, outputs, _page) if place.save else Hooks(functions)
     if chosen.init:
-        chosen = _with_beginnings(chosen, seeds, trainers)
+        chosen = _with_beginnings(chosen, seeds, trainers, asked.grid)
         described |= init_to_json(chosen) if is_sweep else {}
     if isinstance(module, population.Population):
         population.check_rounds(trainers[0].plan, config)
@@ -189,7 +189,9 @@ def _uncut(groups: list[grids.Group], trainers: list[Trainer]) -> list[Chunk]:
     return found
 
 
-def _with_beginnings(options: Options, seeds: range, trainers: list[Trainer]) -> Options:
+def _with_beginnings(
+    options: Options, seeds: range, trainers: list[Trainer], swept: Collection[str]
+) -> Options:
     """The options with a trial and a point of another run for each seed, and says which."""
     assert options.init
     first = trainers[0]
@@ -197,7 +199,8 @@ def _with_beginnings(options: Options, seeds: range, trainers: list[Trainer]) ->
     begins = initial.choose(options.init, seeds, algorithm)
     for trainer in trainers:
         initial.check_fit(begins, trainer.module, trainer.config)
-    initial.tell(begins, first.module, first.env, first.config.env)
+    if hosts.is_first():
+        initial.tell(begins, first.module, first.config, first.env, swept)
     state = initial.read(begins, first.module, first.config)
     first.view.say(initial.in_words(begins, state))
     return options._replace(init=begins)

@@ -7,12 +7,15 @@ of the state is new: environments, replay buffer, counters and keys.
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Collection, Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+import envs
 from algorithms import parts
 from algorithms.launch.engine import (
     devices,
@@ -22,9 +25,10 @@ from algorithms.launch.engine import (
     loading,
     outcomes,
     programs,
+    settings,
     sources,
 )
-from algorithms.launch.engine.errors import UserError
+from algorithms.launch.engine.errors import UserError, warn
 from algorithms.launch.engine.population import LEARNED
 from algorithms.launch.engine.run_dir import RunDir
 from algorithms.launch.engine.sources import Source
@@ -179,17 +183,55 @@ def check_fit(initial: Initial, module: Any, config: Any) -> None:
                 )
 
 
-def tell(initial: Initial, *now: Any) -> None:
-    """Warns of what makes the policy another one here than in its run: edited files.
+def tell(initial: Initial, module: Any, config: Any, env: Any, swept: Collection[str]) -> None:
+    """Warns of what makes the policy another one here than in its run: edited files and settings.
 
     Args:
-      *now: as of `loading.tell_of_edits`.
+      env: of `envs.make`.
+      swept: fields of the config that are not the same for all trials.
     """
     there = experiment.open(initial.run)
-    pairs = sorted(set(zip(initial.trials, initial.points))) * hosts.is_first()
-    for trial, point in pairs:
+    for trial, point in sorted(set(zip(initial.trials, initial.points))):
         session = there.locate(trial)[0].session(point)
-        loading.tell_of_edits(there.path, session, *now)
+        loading.tell_of_edits(there.path, session, module, env, config.env)
+    run, place = there.locate(initial.trials[0])
+    its = {name: settings.value_of(value) for name, value in run.description["config"].items()}
+    known = config.__dataclass_fields__.keys() - {"env", "env_settings", *swept}
+    others = {
+        name: value
+        for name, value in (its | run.trials.setting(place)).items()
+        if name in known and value != getattr(config, name)
+    }
+    if names := _acting_otherwise(module, config, others):
+        ours, theirs = (
+            ", ".join(settings.text_of({name: value(name) for name in names}))
+            for value in (functools.partial(getattr, config), others.get)
+        )
+        warn(
+            f"init_from={initial.run}: with {ours} its policy acts otherwise than in training; "
+            f"{theirs} would do"
+        )
+
+
+def _acting_otherwise(module: Any, config: Any, others: dict[str, Any]) -> list[str]:
+    """Those of some other values with which the program of the policy is another one."""
+    env, env_params = envs.make(config.env, **dict(config.env_settings))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    observation = jax.eval_shape(env.reset_env, key, env_params)[0]
+    like = programs.initial_state(module, config).policy
+
+    def text(values: dict[str, Any]) -> str:
+        policy = module.make_policy(config.replace(**values), env, env_params)
+        act = lambda its, observation: policy(SimpleNamespace(policy=its), observation)
+        return str(jax.make_jaxpr(act)(like, observation))
+
+    try:
+        own = text({})
+        if text(others) == own:
+            return []
+        return [name for name, value in others.items() if text({name: value}) != own]
+    except Exception:  # values that do not go together
+        return []
 
 
 def read(initial: Initial, module: Any, config: Any) -> Any:

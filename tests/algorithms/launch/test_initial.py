@@ -76,6 +76,40 @@ def test_a_single_seed_begins_at_the_best_trial(source):
     np.testing.assert_array_equal(result.metrics["eval_return"][0, 0], finals[best])
 
 
+def test_settings_with_which_the_policy_acts_otherwise_are_told_of(source, monkeypatch, capsys):
+    """Not those of training, nor those that a sweep varies."""
+
+    def make_policy(config, *_):
+        return lambda state, x: (state.policy["weights"].sum() * x.sum() > config.gamma, None)
+
+    monkeypatch.setattr(toy, "make_policy", make_policy)
+    begin = {"save": False, "init_from": source.run_dir}
+    told = (
+        f"init_from={source.run_dir}: with gamma=0.5 its policy acts otherwise than in training; "
+        "gamma=0.99 would do"
+    )
+    launch.run(toy, OTHER.replace(gamma=0.5), **begin)
+    assert capsys.readouterr().err.count(told) == 1
+    launch.run(toy, OTHER, **begin)
+    launch.sweep(toy, OTHER.replace(gamma=0.9), {"gamma": [0.5, 0.9]}, **begin)
+    assert "acts otherwise" not in capsys.readouterr().err
+
+
+def test_which_settings_make_a_policy_act_otherwise():
+    others = {
+        "normalize_obs": False,
+        "clip_obs": 5.0,
+        "activation": "relu",
+        "conv_layers": ((8, 3, 1),),  # of pictures
+        "learning_rate": 0.1,
+        "num_envs": 2,
+    }
+    config = reinforce.Config(normalize_obs=True)
+    found = initial._acting_otherwise(reinforce, config, others)
+    assert found == ["normalize_obs", "clip_obs", "activation"]
+    assert not initial._acting_otherwise(reinforce, config, {"num_envs": 2, "gamma": 0.5})
+
+
 def test_a_trial_and_a_point_can_be_chosen(source):
     more = {"num_seeds": 2, "save": False, "init_from": source.run_dir, "init_trial": 1}
     result = launch.run(toy, OTHER, **more, init_point=2)
