@@ -64,7 +64,7 @@ class Swept(NamedTuple):
           UserError: there is none with these values, or there are several.
         """
         agrees = lambda one: all(
-            name in one.setting and one.setting[name] == parts.value_like(one.setting[name], value)
+            name in one.setting and _same(one.setting[name], value)
             for name, value in setting.items()
         )
         found = [one for one in self.ranked if agrees(one)]
@@ -82,6 +82,14 @@ class Swept(NamedTuple):
     @property
     def interrupted(self) -> bool:
         return bool(self.stopped)
+
+
+def _same(own: Any, value: Any) -> bool:
+    """Whether a value is that of a setting; floats train as float32, and compare as such."""
+    value = parts.value_like(own, value)
+    if isinstance(own, float) and isinstance(value, int | float):
+        return bool(np.float32(own) == np.float32(value))
+    return bool(own == value)
 
 
 def _reached(chunk: Chunk, result: Result) -> float:

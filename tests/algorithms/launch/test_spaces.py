@@ -262,6 +262,17 @@ def test_settings_that_are_given_train_with_what_they_leave_out(tmp_path):
         swept.of({"gamma": 0.5})
 
 
+def test_a_float_is_found_in_either_precision():
+    """It trains as float32."""
+    for wide in (True, False):
+        kinds = (float, np.float32) if wide else (np.float32, float)
+        swept = launch.sweep(toy, CONFIG, {"gamma": [*map(kinds[0], (0.1, 0.7))]}, save=False)
+        one = swept.of({"gamma": kinds[1](0.7)})
+        assert one.setting == {"gamma": float(kinds[0](0.7))}
+        with pytest.raises(UserError, match="0 settings of the sweep have gamma=0.70001"):
+            swept.of({"gamma": 0.70001})
+
+
 @pytest.mark.parametrize(
     "grid, settings, message",
     [
