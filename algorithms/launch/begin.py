@@ -239,6 +239,8 @@ def resume(
     """`launch.resume`, but a signal ends it with a result."""
     check_hooks(functions)
     total_timesteps, point = (parts.value_like(0, given) for given in (total_timesteps, point))
+    if total_timesteps is not None and type(total_timesteps) is not int:
+        raise UserError(f"total_timesteps={total_timesteps!r}: give a whole number")
     with contextlib.ExitStack() as locks:
         there = experiment.open(path)
         if point != "last" and type(point) is not int:

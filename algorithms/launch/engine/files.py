@@ -42,7 +42,11 @@ def local(path: Path | str) -> Path:
         replaced; or no path at all.
     """
     if not isinstance(path, str | os.PathLike):
-        raise UserError(f"{path!r} is no path: give the directory of a run or a sweep")
+        what = repr(path)
+        what = what if len(what) <= 60 and what.isprintable() else f"a {type(path).__name__}"
+        place = next((x for x in ("run_dir", "sweep_dir") if getattr(path, x, None)), "")
+        its = f", its {place}" if place else ""
+        raise UserError(f"{what} is no path: give the directory of a run or a sweep{its}")
     text = os.fspath(path)
     if REMOTE.match(text):
         raise UserError(

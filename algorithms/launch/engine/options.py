@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+
 from algorithms import parts
-from algorithms.launch.engine import initial, population, settings
+from algorithms.launch.engine import devices, initial, population, settings
 from algorithms.launch.engine.errors import UserError, unknown
 from algorithms.launch.engine.initial import Initial
 from algorithms.launch.engine.run_dir import VERSION
@@ -77,6 +79,8 @@ def make_options(values: dict[str, Any]) -> Options:
 
 def seeds_of(seed: Any, num_seeds: Any = 1) -> range:
     """The seeds of trials. Whole floats and numbers of NumPy and jax count as ints."""
+    if isinstance(seed, jax.Array) and devices.is_key(seed):
+        raise UserError("seed is a key: give a whole number; trial i has jax.random.key(seed + i)")
     first, number = parts.value_like(0, seed), parts.value_like(1, num_seeds)
     for name, value in (("seed", first), ("num_seeds", number)):
         if type(value) is not int:

@@ -286,8 +286,15 @@ def _check(wanted: Settings, config: Any) -> None:
     for name in wanted.ranges:
         if name not in names:
             raise unknown("float", name, names)
+    counts = ("members", "samples", members), ("rounds", "pbt", config.num_evals)
+    for name, flag, value in counts:
+        if type(value) is not int:
+            raise UserError(f"{name}={value!r} (--{flag}): give a whole number")
+    for name in ("share", "factor", "resample"):
+        if not isinstance(value := getattr(wanted, name), int | float):
+            raise UserError(f"pbt_{name}={value!r}: give a number")
     if members < 2:
-        raise UserError(f"samples={members}: a population has 2 members or more")
+        raise UserError(f"members={members} (--samples): a population has 2 or more")
     if not 0 <= share <= 0.5:
         raise UserError(f"pbt_share={share}: give a number from 0 (nobody is replaced) to 0.5")
     if not wanted.factor > 1:
@@ -295,7 +302,9 @@ def _check(wanted: Settings, config: Any) -> None:
     if not 0 <= wanted.resample <= 1:
         raise UserError(f"pbt_resample={wanted.resample}: give a probability, from 0 to 1")
     if config.num_evals < 2:
-        raise UserError(f"pbt={config.num_evals}: give 2 rounds or more, members change in between")
+        raise UserError(
+            f"rounds={config.num_evals} (--pbt): give 2 or more, members change in between"
+        )
     if not periods or min(periods) < 1:
         raise UserError(f"pbt_periods={tuple(periods)}: give whole numbers of rounds, 1 or more")
     if len(periods) > 1 and share not in (0, Settings._field_defaults["share"]):
@@ -306,8 +315,8 @@ def _check(wanted: Settings, config: Any) -> None:
     each = evolution.QUARTERS * len(periods)
     if len(periods) > 1 and members % each:
         raise UserError(
-            f"samples={members}: {len(periods)} subpopulations of four quarters need a multiple of "
-            f"{each} members"
+            f"members={members} (--samples): {len(periods)} subpopulations of four quarters need a "
+            f"multiple of {each} members"
         )
     if max(periods) >= config.num_evals:
         raise UserError(
@@ -322,7 +331,7 @@ def check_rounds(plan: parts.Plan, config: Any) -> None:
     if plan.points < config.num_evals:
         steps = plan.steps // plan.updates
         raise UserError(
-            f"pbt={config.num_evals}: total_timesteps={config.total_timesteps} makes "
+            f"rounds={config.num_evals} (--pbt): total_timesteps={config.total_timesteps} makes "
             f"{plan.updates} updates of {steps:,} steps, too few for {config.num_evals} rounds; "
             f"give total_timesteps={steps * config.num_evals}, or fewer rounds"
         )
@@ -392,8 +401,10 @@ def asked(config: Any, ranges: Mapping[str, Any], **values: Any) -> Settings:
     Raises:
       UserError: a setting that makes no sense: its name, its value and what would do.
     """
+    kinds = Settings._field_defaults | {"members": 0}
+    plain = {name: parts.value_like(kinds.get(name), value) for name, value in values.items()}
     wanted = Settings(
-        **values | {"ranges": {name: _range(name, given) for name, given in ranges.items()}}
+        **plain | {"ranges": {name: _range(name, given) for name, given in ranges.items()}}
     )
     wanted = wanted._replace(periods=_periods(wanted.periods))
     _check(wanted, config)

@@ -309,6 +309,9 @@ def announce(
     trainers = [chunk.trainer for chunk in uncut]
     name = title_of(trainers[0].module, [trainer.config for trainer in trainers])
     view.say(f"{name}: a sweep of {results.counted(count, 'trial')}, {kinds}")
+    given, left = len(asked.settings or ()), count // num_seeds
+    if given > left and hosts.is_first():
+        warn(f"settings: equal ones train once, which leaves {left} of {given}")
     for line in grids.remarks(asked, [chunk.static for chunk in uncut], count // num_seeds):
         view.say(line)
     longer: dict[str, None] = {}  # each text once, of the brackets of a group

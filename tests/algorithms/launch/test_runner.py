@@ -545,6 +545,7 @@ def test_values_of_numpy_and_jax_make_the_same_files(whole, tmp_path):
         (CONFIG, {"num_seeds": 2.5}, "num_seeds=2.5: give a whole number"),
         (CONFIG, {"seed": "4"}, "seed='4': give a whole number"),
         (CONFIG, {"seed": -1}, "seed=-1: seeds go from 0"),
+        (CONFIG, {"seed": jax.random.key(0)}, "seed is a key: give a whole number; trial i has"),
         (CONFIG, {"gif": "always"}, "gif='always': choose one of never"),
         (CONFIG, {"trak": True}, "unknown option 'trak'; did you mean track"),
         (CONFIG, {"sed": 1}, "unknown option 'sed'; did you mean seed"),
@@ -698,6 +699,19 @@ def test_a_run_goes_on_without_a_tracker_that_is_gone(tmp_path, monkeypatch):
         launch.resume(path, module=toy)
     assert (path / "versions.json").read_bytes() == before
     launch.resume(path, module=toy, tensorboard=False)
+
+
+@pytest.mark.parametrize("total", ["4e3", 4000.5, True])
+def test_a_length_that_is_no_whole_number_is_refused(whole, total):
+    with pytest.raises(UserError, match=f"total_timesteps={total!r}: give a whole number"):
+        launch.resume(whole.run_dir, module=toy, total_timesteps=total)
+
+
+def test_a_result_in_place_of_its_directory_is_refused_in_one_line(whole):
+    refused = "^a Result is no path: give the directory of a run or a sweep"
+    for result, end in ((whole, ", its run_dir$"), (whole._replace(run_dir=None), "$")):
+        with pytest.raises(UserError, match=refused + end):
+            launch.load(result, module=toy)
 
 
 def test_an_existing_run_dir_is_refused(whole):

@@ -236,10 +236,12 @@ SETTINGS = [
 ]
 
 
-def test_settings_that_are_given_train_with_what_they_leave_out(tmp_path):
+def test_settings_that_are_given_train_with_what_they_leave_out(tmp_path, capsys):
     seen = []
     given = {"settings": SETTINGS, "num_seeds": 2, "sweep_dir": tmp_path / "x"}
     swept = launch.sweep(toy, CONFIG, hooks=[seen.append], **given)
+    told = "settings: equal ones train once, which leaves 3 of 4"
+    assert capsys.readouterr().err.count(told) == 1
     assert [one.run for one in swept.trials] == ["chunk_000"] * 4 + ["chunk_001"] * 2
     whole = [{"hidden_sizes": (3, 2), "num_envs": 5} | one for one in SETTINGS[:3]]
     whole[0]["hidden_sizes"] = (4,)
