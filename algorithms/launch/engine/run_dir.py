@@ -81,9 +81,10 @@ class RunDir:
         now, files_before = dict(versions), before.get("files", {})
         digests = now.pop("files", {})
         names = [name for name, value in now.items() if before.get(name) != value]
-        compares = lambda name: name.endswith(".py") or among(before, name) == among(now, name)
-        edited = [n for n, x in digests.items() if files_before.get(n, x) != x and compares(n)]
-        return [f"{name} {before.get(name)} -> {now[name]}" for name in names], edited
+        edited = [name for name, x in digests.items() if files_before.get(name, x) != x]
+        tells = lambda name: name.endswith(".py") or among(before, name) == among(now, name)
+        changes = [f"{name} {before.get(name)} -> {now[name]}" for name in names]
+        return changes, [name for name in edited if tells(name)]
 
     def session(self, point: int) -> dict[str, Any]:
         """What versions.json says of the session that trained a point; {} if none is known."""
