@@ -537,6 +537,9 @@ class WithWorldState(Wrapper):
         box = type(self.env.observation_space(params))  # a copy needs no gymnax for it
         return box(-jnp.inf, jnp.inf, observation.shape)
 
+    def actor_space(self, params):
+        return self.env.observation_space(params)
+
     def _with_more(self, observation, state, params):
         more = jnp.ravel(self.env.world_state(state, params))
         return jnp.concatenate([x.astype(jnp.float32) for x in (observation, more)])

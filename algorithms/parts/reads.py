@@ -1,11 +1,12 @@
-"""Finds settings that have no effect, because nothing reads them while a program is traced."""
+"""Finds settings that have no effect, because nothing reads them while a program is traced, and a
+mask of actions that the policy does not read."""
 
 import contextlib
 import contextvars
 import dataclasses
 import functools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from envs.behaviour import used_for
 from envs.warn import warn
 
 # Read before anything is traced, or in another program than that of a point.
@@ -81,6 +83,26 @@ def warn_of_unread(config: Any, module: str) -> None:
         file = getattr(sys.modules.get(module), "__file__", None)
         algorithm = Path(file).stem if file else module.rpartition(".")[2]
         warn(f"{named} {have} no effect: with these settings nothing in {algorithm} reads it")
+
+
+def warn_of_mask(policy: Callable, state: Any, env: Any, env_params: Any) -> None:
+    """Warns of a policy that takes forbidden actions, since nothing in it depends on the mask.
+
+    Args:
+      policy, state: of the algorithm, with the state that it acts with.
+      env, env_params: from `envs.make`.
+    """
+    if not hasattr(env, "action_mask"):
+        return
+    observation, env_state = jax.eval_shape(env.reset_env, jax.random.key(0), env_params)
+    mask = jax.eval_shape(env.action_mask, env_state, env_params)
+    action = lambda mask, *given: policy(*given, mask=mask)[0]
+    if not used_for(jax.make_jaxpr(action)(mask, state, observation).jaxpr)[0]:
+        warn(
+            f"the policy does not read the mask of {env.name}, and takes forbidden actions: give "
+            "it to the distribution, as parts.Categorical(logits, mask), or hide it with the "
+            "environment setting mask_actions=false"
+        )
 
 
 @functools.cache

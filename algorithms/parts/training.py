@@ -17,12 +17,10 @@ from algorithms.parts import reads, shards, spreads
 from algorithms.parts.fields import check_kind, check_reals, value_like, with_plain_values
 from algorithms.parts.optimizer import check_optimizers
 from envs import sums
-from envs.behaviour import used_for
 from envs.episodes import SUMS
 from envs.loops import zeros
 from envs.sums import Sum
 from envs.usual_jax import with_usual_jax
-from envs.warn import warn
 
 
 class Average(NamedTuple):
@@ -133,7 +131,7 @@ def checked(policy: Callable, maker: Callable, env: Any, env_params: Any) -> Cal
     """
     if maker.__name__ != "make_policy":
         return policy
-    shape = tuple(env.observation_space(env_params).shape)
+    shape = tuple(getattr(env, "actor_space", env.observation_space)(env_params).shape)
     if hasattr(env, "num_agents"):
         shape = (env.num_agents, *shape)
 
@@ -297,25 +295,10 @@ def check_key(rng: Any) -> None:
 def check_single(config: Any) -> None:
     """Refuses arrays in place of numbers: each environment, say, would have a rate of its own."""
     for field in dataclasses.fields(config):
-        shape = np.shape(getattr(config, field.name))
-        if shape and field.metadata.get("pytree_node", True):
+        is_float = field.metadata.get("pytree_node", True)
+        if is_float and (shape := np.shape(getattr(config, field.name))):
             told = "give one number; jax.vmap of a function that makes the config takes several"
             raise ValueError(f"{field.name} has the shape {shape}: {told}")
-
-
-def warn_of_mask(policy: Callable, state: Any, env: Any, env_params: Any) -> None:
-    """Warns of a policy that takes forbidden actions, since nothing in it depends on the mask."""
-    if not hasattr(env, "action_mask"):
-        return
-    observation, env_state = jax.eval_shape(env.reset_env, jax.random.key(0), env_params)
-    mask = jax.eval_shape(env.action_mask, env_state, env_params)
-    action = lambda mask, *given: policy(*given, mask=mask)[0]
-    if not used_for(jax.make_jaxpr(action)(mask, state, observation).jaxpr)[0]:
-        warn(
-            f"the policy does not read the mask of {env.name}, and takes forbidden actions: give "
-            "it to the distribution, as parts.Categorical(logits, mask), or hide it with the "
-            "environment setting mask_actions=false"
-        )
 
 
 def check_metrics(metrics: dict[str, Any]) -> None:
@@ -421,7 +404,7 @@ def _train(config, env_params, rng, state, learn, algorithm, env, num_evals, deb
         state = between_updates(init(rng))
         check_optimizers(state)
         counts = [0] * config.eval_at_start + counts
-    warn_of_mask(policy, state, env, env_params)
+    reads.warn_of_mask(policy, state, env, env_params)
     # The barrier keeps XLA from specialising the program to the number of points. So the slices of
     # a run give bit for bit the result of the whole.
     counts = jax.lax.optimization_barrier(jnp.array(counts, jnp.int32))

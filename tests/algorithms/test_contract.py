@@ -51,6 +51,7 @@ normalizes = pytest.mark.cases(lambda case: case.has("normalize_obs"))
 # Nearly all of their settings are those of dqn, td3, ppo_rnn, ippo, pqn, sac and reppo.
 RELATIVES = {"c51", "qrdqn", "iqn", "ddpg", "ippo_rnn", "pqn_rnn", "r2d2", "sac_discrete"}
 RELATIVES |= {"reppo_discrete"}
+of_relatives_seldom = pytest.mark.cases(slow=lambda case: case.name in RELATIVES)
 LARGE = {"dreamer"}  # its programs take ten times as long to trace as those of others
 
 REFUSED_BY_ALL = [
@@ -227,6 +228,7 @@ def test_a_point_without_learning_is_the_one_before_training(case, exact_slices)
 
 @of_any_world
 @normalizes
+@of_relatives_seldom
 def test_observations_are_normalised_wherever_a_network_sees_them(case, slices):
     """Normalised observations of a spread-out environment give the same learning as plain ones.
 
@@ -343,6 +345,7 @@ def only_what_is_returned(function):
 
 @of_any_world
 @normalizes
+@of_relatives_seldom
 @pytest.mark.cases(lambda case: not (case.of_family("actor-critics") and case.replay))
 def test_running_statistics_are_of_observations_acted_on_and_rewards(case):
     """Compared with NumPy after each of two rollouts, in which episodes of 5 steps terminate or are

@@ -210,7 +210,10 @@ def step():
 
 def collected(state, env, params):
     """The rollout of an update, one step after the other."""
-    environments, actor = envs.batch(env, STEP.num_envs, STEP.num_steps), reppo.Actor(STEP, 2)
+    environments, actor = (
+        envs.batch(env, STEP.num_envs, STEP.num_steps, stagger=True),
+        reppo.Actor(STEP, 2),
+    )
     _, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
     noise = parts.ActionSpace(env.action_space(params)).noise(
         noise_rng, (STEP.num_steps, STEP.num_envs)

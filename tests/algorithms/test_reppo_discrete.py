@@ -146,7 +146,7 @@ def step():
 
 def collected(state, env, params):
     """The rollout of an update, one step after the other."""
-    environments = envs.batch(env, STEP.num_envs, STEP.num_steps)
+    environments = envs.batch(env, STEP.num_envs, STEP.num_steps, stagger=True)
     actor = reppo_discrete.Actor(STEP, 3)
     _, start_rng, step_rng, noise_rng = jax.random.split(state.rollout_rng, 4)
     noise = jax.random.gumbel(noise_rng, (STEP.num_steps, STEP.num_envs, 3))

@@ -8,13 +8,16 @@ import pytest
 from algorithms.parts import spreads
 from envs.warn import KitWarning
 from tests import texts
+from tests.algorithms.test_contract import RELATIVES
 
 ROWS = {f"{of}-{platform}": (of, platform) for of, platform in texts.TEXTS}
 
 
 def is_slow(case, row):
     """A text takes a second or two. Most changes of a file change that of its defaults on a CPU."""
-    return row[0] == "preset" or (row[1] == "accelerator" and case.name not in ("ppo", "dqn"))
+    if row[0] == "preset" or case.name in RELATIVES:
+        return True
+    return row[1] == "accelerator" and case.name not in ("ppo", "dqn")
 
 
 def all_pairs(text):

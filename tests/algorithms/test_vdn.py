@@ -433,7 +433,8 @@ def test_a_policy_with_a_key_explores(vmapped_keys):
     config, env, state, *_ = updates("none, no memory")
     policy = vdn.make_policy(config.replace(eps_end=1.0), env, CrowdParams())
     keys = jax.random.split(jax.random.key(1), 400)
-    act = jax.jit(jax.vmap(lambda key: policy(state, jnp.ones((2, 3)), None, key)[0]))
+    given = state, jnp.ones((2, 3)), None
+    act = jax.jit(jax.vmap(lambda key: policy(*given, key, jnp.ones((2, 3), bool))[0]))
     shares = np.stack([np.bincount(x, minlength=3) / 400 for x in np.asarray(act(keys)).T])
     np.testing.assert_allclose(shares, 1.0 / 3.0, atol=0.08)
 

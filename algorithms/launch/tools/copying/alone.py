@@ -50,7 +50,7 @@ NOTHING = (
     *(checks.warn_of_scale, checks.warn_of_units, interface.check_interface),
     levels.warn_of_one_level,
     *(fields.check_kind, training.check_key, evaluation.longest, exploitability.measure),
-    training.warn_of_mask,
+    reads.warn_of_mask,
 )
 TRUE = (reads.is_watched,)
 
