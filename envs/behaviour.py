@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import partial_eval
 
+from envs import shaping
 from envs.batch import limit_name, with_limit
 from envs.evaluation import all_limits
 from envs.warn import warn
@@ -219,7 +220,11 @@ def read(function: Callable[[Any], Any], params: Any, names: Collection[str]) ->
 
 
 def warn_of_unread(env: Any, params: Any, names: Collection[str]) -> None:
-    """Warns of those of the parameters that nothing of an environment depends on."""
+    """Warns of those of the parameters that nothing of an environment depends on.
+
+    A batch reads those of shaped rewards.
+    """
+    names = [x for x in names if not (shaping.shapes(env) and x in shaping.PARAMETERS)]
     if not names:
         return
 

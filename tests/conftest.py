@@ -15,6 +15,7 @@ import jax
 import pytest
 
 from algorithms.parts import training
+from envs import warn
 from tests.changed import Changed
 from tests.seconds import ALGORITHMS, Seconds, group_of, owner_of
 
@@ -160,6 +161,12 @@ def jitted_as_for_users(monkeypatch):
         return plain(function, **settings, **options)
 
     monkeypatch.setattr(jax, "jit", jit)
+
+
+@pytest.fixture(autouse=True)
+def untold(monkeypatch):
+    """Each test is told of what others were told of, too: a process warns once with a sentence."""
+    monkeypatch.setattr(warn, "_told", set())
 
 
 @pytest.fixture

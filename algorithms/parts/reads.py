@@ -69,15 +69,20 @@ def is_watched(config: Any) -> bool:
     return "_read" in vars(config)
 
 
-def warn_of_unread(config: Any, module: str) -> None:
+def warn_of_unread(config: Any, module: str, init: Callable[[jax.Array], Any]) -> None:
     """One warning of all settings that were asked for and that nothing has read.
 
     Args:
       config: a watched one.
       module: the algorithm's; what runs as a script is told of by its file.
+      init: of a key, the first state. It is traced where something seems to be unread: a program
+        that goes on from a state has none of it.
     """
-    unread = {n: x for n, x in _ASKED.get().items() if n not in vars(config)["_read"] | ELSEWHERE}
-    if unread:
+
+    left = lambda: _ASKED.get().keys() - vars(config)["_read"] - ELSEWHERE
+    if left():
+        jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)))
+    if unread := {name: x for name, x in _ASKED.get().items() if name in left()}:
         named = ", ".join(f"{name}={value!r}" for name, value in unread.items())
         have = "has" if len(unread) == 1 else "have"
         file = getattr(sys.modules.get(module), "__file__", None)

@@ -410,5 +410,5 @@ def _train(config, env_params, rng, state, learn, algorithm, env, num_evals, deb
     counts = jax.lax.optimization_barrier(jnp.array(counts, jnp.int32))
     result = jax.lax.scan(point, state, jnp.where(learn, counts, 0))
     if num_evals and config.num_eval_episodes:  # otherwise what only the policy reads is missing
-        reads.warn_of_unread(config, algorithm.__module__)
+        reads.warn_of_unread(config, algorithm.__module__, init)
     return result

@@ -50,6 +50,7 @@ def test_the_page_has_these_changes():
 
 
 @pytest.mark.parametrize("name", [x for x in CHANGES if x not in ("network", "initialiser")])
+@pytest.mark.filterwarnings("ignore::envs.warn.KitWarning")
 def test_a_change_trains_and_changes_what_it_says(name, plain, tmp_path):
     text, before = plain
     more = {"kl_coef": 5.0} if name == "setting" else {}

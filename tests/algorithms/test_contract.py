@@ -603,6 +603,7 @@ def test_every_static_setting_is_read(case, static_base, static_world):
     rows=lambda case: {"some": False, "every": True},
     slow=lambda case, every: every or case.name not in turns().values(),
 )
+@pytest.mark.filterwarnings("ignore::envs.warn.KitWarning")
 def test_static_settings_change_the_program(case, row, static_base, static_world):
     """Jaxprs are compared; nothing is compiled. Quick tests have each setting in one file."""
     names = {name for name in static_names(case) if row or turns().get(name) == case.name}

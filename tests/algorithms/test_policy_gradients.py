@@ -112,9 +112,8 @@ class Far(Echo):
         return spaces.Box(-1e4, 1e4, (2,))
 
 
-def test_a_box_that_the_gaussian_never_explores_is_told_of(case, monkeypatch):
+def test_a_box_that_the_gaussian_never_explores_is_told_of(case):
     """Not with `squash`, which maps the Gaussian to the box, and not where actions are rescaled."""
-    monkeypatch.setattr(warn, "_told", set())
     env = tasks.Twins(Far()) if case.several else Far()
     given = env, env.default_params
     with warnings.catch_warnings():

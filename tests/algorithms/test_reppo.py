@@ -32,7 +32,6 @@ TINY = reppo.Config(
     activation="tanh",
     normalize_obs=False,
     normalize_reward=False,
-    clip_reward=100.0,  # Pendulum's are down to -16
     num_evals=3,
     num_eval_episodes=2,
 )

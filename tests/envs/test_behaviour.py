@@ -21,9 +21,8 @@ from tests import probe as tasks
 
 
 @pytest.fixture(autouse=True)
-def told_nothing(monkeypatch):
+def told_nothing():
     """Each test begins as a process does."""
-    monkeypatch.setattr(warn, "_told", set())
     behaviour._check.cache_clear()
 
 
@@ -332,6 +331,7 @@ def play(env, params, episodes=8):
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.filterwarnings("ignore::envs.warn.KitWarning")
 def test_an_evaluation_is_cut_far_beyond_a_limit_that_is_not_heeded(platform, monkeypatch):
     """After twice the limit and 1000 steps. Episodes that end before are as ever."""
     monkeypatch.setattr(loops, "platform", lambda: platform)
@@ -359,6 +359,7 @@ def test_an_evaluation_is_cut_far_beyond_a_limit_that_is_not_heeded(platform, mo
         )
 
 
+@pytest.mark.filterwarnings("ignore::envs.warn.KitWarning")
 def test_a_cut_follows_batched_limits_and_trusts_environments_that_surely_end():
     env, params = envs.make(Endless())
     batched = jax.vmap(lambda n: params.replace(max_steps_in_episode=n))(jnp.array([10, 20]))

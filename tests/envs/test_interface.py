@@ -241,6 +241,7 @@ def test_several_agents(changes, message):
     ],
     ids=lambda env: env.name,
 )
+@pytest.mark.filterwarnings("ignore::envs.warn.KitWarning")
 def test_environments_that_keep_to_the_interface_are_taken_in_any_wrapper(env):
     envs.check_interface(env, env.default_params)
     for settings in ({}, {"max_steps": 3}, {"frame_stack": 2}, {"action_repeat": 2}):
@@ -404,6 +405,7 @@ class Named:
     max_steps_in_episode: int = 10
 
 
+@pytest.mark.filterwarnings("ignore::envs.warn.KitWarning")
 def test_parameters_that_shape_the_program_are_named_with_the_remedy():
     sentence = (
         "Probe needs the value of size, flag while its program is made, as a shape, in an if or in "

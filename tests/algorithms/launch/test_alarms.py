@@ -22,7 +22,11 @@ from envs.gymnax import Environment, spaces
 from tests.algorithms.launch import toy
 from tests.algorithms.launch.test_cli import main
 
-pytestmark = pytest.mark.usefixtures("quick_pictures")
+# Of most tasks of this file more is told than a test is about.
+pytestmark = [
+    pytest.mark.usefixtures("quick_pictures"),
+    pytest.mark.filterwarnings("ignore::envs.warn.KitWarning"),
+]
 
 
 @struct.dataclass
@@ -416,6 +420,7 @@ def _added(*curves):
 def test_the_command_line_shows_warnings_of_environments_as_its_own(capsys):
     with warnings.catch_warnings():
         others = []
+        warnings.simplefilter("always")
         warnings.showwarning = lambda message, *_, **__: others.append(str(message))
         heed_warnings()
         warn.warn(f"sentence of {__name__}")

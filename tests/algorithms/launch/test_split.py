@@ -215,6 +215,7 @@ def refused(module, config, number, words, **keywords):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.filterwarnings("ignore::envs.warn.KitWarning")
 def test_what_cannot_be_split_is_refused():
     refused(ppo, PPO, 0, "split_envs=0: give a whole number")
     refused(toy, toy.Config(), 2, "^split_envs=2: toy cannot be split$")

@@ -109,6 +109,7 @@ PAIRS = [(ppo_rnn, "gru"), (pqn_rnn, "gtrxl"), (ippo_rnn, "s5"), (vdn, "gtrxl"),
 
 
 @pytest.mark.parametrize("module, cell", PAIRS)
+@pytest.mark.filterwarnings("ignore::envs.warn.KitWarning")
 def test_every_file_takes_layers_of_them(module, cell):
     """Traced, without compiling: states before and after have the same shapes."""
     sizes = dict(num_envs=4, total_timesteps=64, num_evals=1, num_eval_episodes=1)

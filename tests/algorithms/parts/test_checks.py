@@ -11,7 +11,6 @@ import pytest
 
 from algorithms import parts, ppo
 from algorithms.parts import capacity, checks
-from envs import warn
 from tests import probe as tasks
 from tests.probe import spaces
 
@@ -337,7 +336,6 @@ def test_small_images_need_no_convolution():
     ],
 )
 def test_channels_that_come_first_are_told_of(shape, layers, told, monkeypatch):
-    monkeypatch.setattr(warn, "_told", set())
     monkeypatch.setattr(Narrow, "shape", shape)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

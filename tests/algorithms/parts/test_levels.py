@@ -95,6 +95,7 @@ def test_visits_to_one_level_are_summed():
 
 # Windows that fill the steps, that do not, of one step, and longer than all.
 @pytest.mark.parametrize("num_steps, window", [(24, 8), (20, 8), (9, 1), (5, 30)])
+@pytest.mark.filterwarnings("ignore::envs.warn.KitWarning")
 def test_steps_belong_to_visits_as_the_batch_restarts(num_steps, window):
     """The level of each step is read off a real batch, with episodes of 1 to 8 steps."""
     settings = {"randomize": "reward:uniform:0:1", "start_window": window}
@@ -177,8 +178,7 @@ class Fixed(tasks.Probe):
         return super().reset_env(jax.random.key(0), params)
 
 
-def test_an_environment_of_one_level_is_told_of(monkeypatch):
-    monkeypatch.setattr(warn, "_told", set())
+def test_an_environment_of_one_level_is_told_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         parts.warn_of_one_level(*envs.make("CartPole-v1"))

@@ -11,7 +11,7 @@ from flax import struct
 
 import envs
 from algorithms import launch, parts, ppo, reinforce, sac
-from algorithms.parts import reads
+from algorithms.parts import reads, training
 from envs import warn
 from tests import probe as tasks
 from tests.algorithms.parts import test_training
@@ -22,12 +22,6 @@ class Config(test_training.Config):
     width: int = parts.static(4)  # the next three are read by nothing, or as a test says
     rate: float = parts.real(0.5, "[0, 1]")
     names: tuple[str, ...] = parts.static(())
-
-
-@pytest.fixture(autouse=True)
-def untold(monkeypatch):
-    """Warnings that other tests have had come again."""
-    monkeypatch.setattr(warn, "_told", set())
 
 
 def told(make):
@@ -151,6 +145,27 @@ def test_what_is_asked_for_ends_with_its_block():
     with reads.asked_for({"a": 1}), reads.asked_for({"b": 2}):
         assert dict(reads._ASKED.get()) == {"a": 1, "b": 2}
     assert dict(reads._ASKED.get()) == {}
-    config = SimpleNamespace(_read={"b"})
+    config, start = SimpleNamespace(_read={"b"}), lambda key: key
     with reads.asked_for({"a": 1, "b": 2, "env": "x"}):
-        assert told(lambda: reads.warn_of_unread(config, "x"))[0].startswith("a=1 has no effect")
+        found = told(lambda: reads.warn_of_unread(config, "x", start))
+    assert found[0].startswith("a=1 has no effect")
+
+
+def test_what_only_a_first_state_reads_has_an_effect():
+    """Programs that go on from a state do not have it, as those of the launcher."""
+    config = sac.Config(
+        initial_temperature=0.5, total_timesteps=64, learning_starts=16, num_evals=2
+    )
+    config = config.replace(num_envs=2, num_eval_episodes=1, hidden_sizes=(4,), batch_size=8)
+
+    train = sac.make_train(config)
+    start = training.first_state(train, jax.random.key(0))
+    assert told(lambda: jax.eval_shape(lambda state: train(None, state, 1), start)) == []
+
+
+def test_what_a_first_state_does_not_read_either_has_none():
+    config = reinforce.Config(clip_reward=5.0, normalize_reward=False, total_timesteps=512)
+    train = reinforce.make_train(config.replace(num_envs=2, num_steps=64, num_eval_episodes=1))
+    start = training.first_state(train, jax.random.key(0))
+    found = told(lambda: jax.eval_shape(lambda state: train(None, state, 1), start))
+    assert [x.partition(":")[0] for x in found] == ["clip_reward=5.0 has no effect"]

@@ -429,9 +429,8 @@ def test_items_of_several_steps_are_held_until_they_are_overwritten():
             np.testing.assert_array_equal(earlier[there], number[:written][there] - back)
 
 
-def test_a_target_network_that_never_moves_is_told_of(monkeypatch):
+def test_a_target_network_that_never_moves_is_told_of():
     """Such as with a number that counts steps of the environment elsewhere."""
-    monkeypatch.setattr(warn, "_told", set())
     config = dqn.Config(total_timesteps=20_000, num_envs=16, learning_starts=10_000, train_every=5)
     config = config.replace(updates_per_step=2, target_every=270)  # 260 rounds, 125 of them waiting
     with warnings.catch_warnings():

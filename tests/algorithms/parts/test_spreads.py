@@ -16,11 +16,6 @@ from envs import warn
 from envs.gymnax import spaces
 
 
-@pytest.fixture(autouse=True)
-def untold(monkeypatch):
-    monkeypatch.setattr(warn, "_told", set())
-
-
 def told(function, *shapes):
     """The kit's warnings while a function is traced with arrays of ones."""
     with warnings.catch_warnings(record=True) as caught:

@@ -14,7 +14,6 @@ from flax import struct
 import envs
 from algorithms import ippo, parts, ppo
 from algorithms.parts import loops, training
-from envs import warn
 from envs.episodes import EpisodeStatistics
 from tests import probe as tasks
 
@@ -333,9 +332,7 @@ def test_metrics_without_data_are_minus_zero_under_jax_debug_nans(curve, debug_n
 
 
 @pytest.mark.parametrize("masked, reads", [(True, False), (True, True), (False, False)])
-def test_a_policy_that_does_not_read_the_mask_is_told_of(masked, reads, monkeypatch):
-    monkeypatch.setattr(warn, "_told", set())
-
+def test_a_policy_that_does_not_read_the_mask_is_told_of(masked, reads):
     def act(state, observation, memory=None, rng=None, mask=None):
         return mask.argmax() if reads else jnp.zeros((), jnp.int32), memory
 
