@@ -679,7 +679,7 @@ CASE = Case(
         "staleness_coef": 1.0,
     },
     probe=PROBE,
-    probes={"discrete": True, "continuous": False},
+    probes={"discrete": False, "continuous": False},
     read=dict(level_buffer_size=64),
     played=play_actor_critic,
 )

@@ -132,7 +132,14 @@ def task():
     return config, jax.jit(learner.init).lower(jax.random.key(0)).compile()
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+FEW = ("adam", "lamb", "a_rate_of_its_own")
+EACH = [
+    pytest.param(name, marks=[] if name in FEW else pytest.mark.slow, id=name)
+    for name in OPTIMIZERS
+]
+
+
+@pytest.mark.parametrize("name", EACH)
 def test_an_optimizer_of_optax_in_the_place_of_a_file_s_own_is_optax_s(name, task, monkeypatch):
     """It is given the rate and the tree, and steps go down. Its state shows what it was given."""
     config, init = task
