@@ -150,8 +150,9 @@ def checked(policy: Callable, maker: Callable, env: Any, env_params: Any) -> Cal
         if mask is None and hasattr(env, "action_mask"):
             told = "mask=env.action_mask(env_state, env_params)"
             raise ValueError(f"policy: {env.name} has forbidden actions: give {told}")
+        masked = {} if mask is None else {"mask": mask}  # a file of one's own may take none
         try:
-            return policy(state, observation, memory, rng, mask)
+            return policy(state, observation, memory, rng, **masked)
         except ScopeParamShapeError as error:
             told = "policy: the state's parameters have other shapes than this config's network"
             raise ValueError(f"{told}: jax.vmap takes the states of several trials") from error
