@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import algorithms
 from algorithms import parts
@@ -27,6 +28,10 @@ from tests.conftest import compiled_as_for_users
 EVALUATION = {"eval_return", "eval_length", "eval_last_reward", "eval_terminated"}
 EVALUATION |= {"eval_truncated"}
 FOLDER = Path(algorithms.__file__).parent
+# Nearly all of their settings are those of dqn, td3, ppo, ppo_rnn, ippo, pqn, sac and reppo.
+RELATIVES = {"c51", "qrdqn", "iqn", "ddpg", "ippo_rnn", "pqn_rnn", "r2d2", "sac_discrete"}
+RELATIVES |= {"reppo_discrete", "ppo_plr"}
+of_relatives_seldom = pytest.mark.cases(slow=lambda case: case.name in RELATIVES)
 settings = functools.partial(dataclasses.field, default_factory=dict)  # none by default
 
 

@@ -23,6 +23,7 @@ from envs import loops
 from envs.gymnax import Wrapper
 from tests import probe as tasks
 from tests.algorithms.cases import (
+    RELATIVES,
     Spread,
     again,
     assert_close,
@@ -33,6 +34,7 @@ from tests.algorithms.cases import (
     go_on,
     in_tree,
     joined,
+    of_relatives_seldom,
     of_swept,
     spread,
     stacked,
@@ -48,10 +50,6 @@ of_program = pytest.mark.cases(lambda case: case.name in WHOLE)
 of_any_world = pytest.mark.cases(lambda case: not case.game)  # a probe can be its environment
 normalizes = pytest.mark.cases(lambda case: case.has("normalize_obs"))
 
-# Nearly all of their settings are those of dqn, td3, ppo, ppo_rnn, ippo, pqn, sac and reppo.
-RELATIVES = {"c51", "qrdqn", "iqn", "ddpg", "ippo_rnn", "pqn_rnn", "r2d2", "sac_discrete"}
-RELATIVES |= {"reppo_discrete", "ppo_plr"}
-of_relatives_seldom = pytest.mark.cases(slow=lambda case: case.name in RELATIVES)
 LARGE = {"dreamer"}  # its programs take ten times as long to trace as those of others
 
 REFUSED_BY_ALL = [

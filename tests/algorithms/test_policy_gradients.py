@@ -19,7 +19,7 @@ import envs
 from algorithms import parts
 from envs import warn
 from tests import probe as tasks
-from tests.algorithms.cases import change_leaves, compiled
+from tests.algorithms.cases import change_leaves, compiled, of_relatives_seldom
 from tests.probe import ProbeParams, environment, spaces
 
 pytestmark = pytest.mark.cases(lambda case: case.of_family("policy gradients"))
@@ -27,6 +27,7 @@ of_one_agent = pytest.mark.cases(lambda case: case.info["agents"] == "one")
 with_settings = lambda *names: pytest.mark.cases(lambda case: case.has(*names))
 
 
+@of_relatives_seldom
 @pytest.mark.cases(lambda case: not case.several)
 def test_the_entropy_bonus_raises_the_entropy(case, slices):
     """A policy prefers an action, and nothing else matters much. The programs are those of
@@ -74,6 +75,7 @@ class Echo(environment.Environment):
         return spaces.Box(-1.0, 3.0, (3, 2))
 
 
+@of_relatives_seldom
 def test_only_the_environment_and_memories_see_the_clipped_action(case, monkeypatch, vmapped_keys):
     """Learning sees the unclipped action, to which its log_prob belongs.
 
@@ -192,6 +194,7 @@ def rates(case):
 
 
 @of_one_agent
+@of_relatives_seldom
 def test_the_entropy_grows_and_learning_rates_are_annealed(case, read):
     """Without rewards only the log std moves, and its gradient is constant."""
     moves, _ = read(0.0, updates=UPDATES, ent_coef=0.1)
@@ -286,6 +289,7 @@ def assert_epochs(learn):
 
 
 @of_one_agent
+@of_relatives_seldom
 @pytest.mark.cases(lambda case: case.heeds_masks)
 def test_log_probs_and_entropy_heed_the_mask(case):
     """In half of the states one of three actions is allowed, in the others two.

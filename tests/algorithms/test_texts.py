@@ -8,7 +8,7 @@ import pytest
 from algorithms.parts import spreads
 from envs.warn import KitWarning
 from tests import texts
-from tests.algorithms.test_contract import RELATIVES
+from tests.algorithms.cases import RELATIVES
 
 ROWS = {f"{of}-{platform}": (of, platform) for of, platform in texts.TEXTS}
 

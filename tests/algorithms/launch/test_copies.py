@@ -213,8 +213,8 @@ TWO = {"defaults": ["cpu"], "preset": ["accelerator"]}
 @pytest.mark.parametrize(
     "name, which",
     [
-        # The three have replay, several agents and memory: nearly all that copies are made of.
-        *(pytest.param(name, TWO, id=f"{name}-two") for name in ("dqn", "ippo", "ppo_rnn")),
+        # Both have replay and several agents: most of what copies are made of.
+        *(pytest.param(name, TWO, id=f"{name}-two") for name in ("dqn", "ippo")),
         *(pytest.param(name, {}, id=f"{name}-all", marks=pytest.mark.slow) for name in NAMES),
     ],
 )
