@@ -131,7 +131,9 @@ def checked(policy: Callable, maker: Callable, env: Any, env_params: Any) -> Cal
     """
     if maker.__name__ != "make_policy":
         return policy
-    shape = tuple(getattr(env, "actor_space", env.observation_space)(env_params).shape)
+    space = getattr(env, "actor_space", env.observation_space)
+    empty = lambda params: jnp.zeros(space(params).shape)
+    shape = jax.eval_shape(empty, env_params).shape  # bounds are no part of a program
     if hasattr(env, "num_agents"):
         shape = (env.num_agents, *shape)
 
