@@ -295,7 +295,7 @@ class Pair(environment.Environment):
         if hasattr(self, "action_mask"):
             allowed = jnp.take_along_axis(self.action_mask(state, params), action[:, None], 1)
             rewards = jnp.where(allowed[:, 0], rewards, -100.0)
-        leaving = params.task == LEAVING
+        leaving = jnp.asarray(params.task == LEAVING)
         state = PairState(jnp.where(leaving, 0.0, state.x), state.time + 1)
         alive = ~(leaving & jnp.array([False, True]))
         return state.x[:, None], state, rewards, ~leaving, {"alive": alive}
