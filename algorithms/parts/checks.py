@@ -179,12 +179,11 @@ def check_spaces(info: Info, config: Any, env: Any, env_params: Any) -> None:
         )
     convolved = config.conv_layers != "none" and len(shape) == 3
     if convolved and of_user(env) and shape[0] <= 4 < shape[1] == shape[2]:
-        pixels, last = (
-            f"{shape[0]}x{shape[1]} pixels of {shape[2]} channels",
-            (*shape[1:], shape[0]),
+        pixels = f"{shape[0]}x{shape[1]} pixels of {shape[2]} channels"
+        warn(
+            f"{env.name} has observations {shape}, which convolutions take as {pixels}: channels "
+            f"come last, as in {(*shape[1:], shape[0])}"
         )
-        told = f"{env.name} has observations {shape}, which convolutions take as {pixels}"
-        warn(f"{told}: channels come last, as in {last}")
     if getattr(config, "asymmetric", False) and not hasattr(env, "world_state"):
         raise ValueError(
             f"asymmetric=True: {env.name} has no world_state for critics to see; False would do"

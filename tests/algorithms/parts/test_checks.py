@@ -253,8 +253,6 @@ def test_spaces_that_can_be_taken_are(env, params, takes):
         (Unbounded(True), PARAMS, ONLY_BOX, "Probe has .*; zzz takes a Box with bounds$"),
         (Whole(True), PARAMS, BOTH, "Probe has .*int32.*, and policies give fractions: take Dis"),
         (Scalar(), PARAMS, {}, r"Probe has observations .*shape=\(\), .*an axis: give \(1,\)$"),
-        (Whole(True), PARAMS, BOTH, "Probe has .*int32.*, and policies give fractions: take Dis"),
-        (Scalar(), PARAMS, {}, r"Probe has observations .*shape=\(\), .*an axis: give \(1,\)$"),
         (Tuples(), PARAMS, BOTH, "Probe has actions .*; zzz takes Discrete and Box$"),
         (
             Dicts(),

@@ -65,12 +65,9 @@ def box(low, high):
 
 
 @pytest.fixture
-def told(monkeypatch):
-    """Warnings of the kit are told as in a new process, and are errors."""
-    monkeypatch.setattr(warn, "_told", set())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", warn.KitWarning)
-        yield warn._told
+def told():
+    """The warnings of the kit so far; one that is not expected is an error."""
+    return warn._told
 
 
 @pytest.mark.parametrize(
@@ -209,8 +206,7 @@ class Timed(tasks.Probe):
 
 
 @pytest.mark.parametrize("normalize_obs", [False, True])
-def test_a_file_looks_at_the_scale(normalize_obs, monkeypatch):
-    monkeypatch.setattr(warn, "_told", set())
+def test_a_file_looks_at_the_scale(normalize_obs):
     config = ppo.Config(normalize_obs=normalize_obs, num_evals=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
