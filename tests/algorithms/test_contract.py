@@ -344,7 +344,6 @@ def only_what_is_returned(function):
 
 @of_any_world
 @normalizes
-@of_relatives_seldom
 @pytest.mark.cases(lambda case: not (case.of_family("actor-critics") and case.replay))
 def test_running_statistics_are_of_observations_acted_on_and_rewards(case):
     """Compared with NumPy after each of two rollouts, in which episodes of 5 steps terminate or are
